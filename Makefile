@@ -1,0 +1,30 @@
+# Everything needs only python3.11, pip and make; `.venv` is made on first use.
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: setup demo test test-slow lint clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+demo: setup
+	$(BIN)/bastion demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,20 @@
+"""Data sets by name, and how to get them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from bastion.registry import Registry
+from bastion.types import DataSet
+
+datasets: Registry[DataSet] = Registry("data set", __name__, DataSet)
+
+# name -> get(source): fetch the data set, or take it from the file or folder `source`, and store it.
+acquirers: dict[str, Callable[[Path | None], Path]] = {}
+
+
+def cache_folder() -> Path:
+    """Where downloaded data sets are kept."""
+    return Path(os.environ.get("BASTION_DATA") or Path.home() / ".cache" / "bastion").expanduser()

@@ -1,0 +1,29 @@
+"""The one exception that bastion raises on purpose."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BastionError(Exception):
+    """Bad input or a bad surrounding: one line that says what, where and how to mend it."""
+
+
+class Interrupted(BastionError):
+    """A signal stopped the work; everything up to it is stored and can be resumed."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` if something near `word` is known, else the whole list if it is short."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    if 0 < len(names) <= 20:
+        return f"; known: {', '.join(names)}"
+    return ""

@@ -1,0 +1,158 @@
+"""Names to factories. A plug-in is found by being there: one file in the right folder, no edit elsewhere.
+
+    attacks = Registry("attack", __name__, Attack)        # in bastion/attacks/__init__.py
+
+    @attacks.register("pgd")                               # in bastion/attacks/pgd.py
+    @dataclass(frozen=True)
+    class PGD: ...
+
+    attacks.build({"name": "pgd", "steps": 20})            # from a recipe; every value is checked
+
+Plug-ins may also live outside the package: `$BASTION_PLUGINS/attacks/mine.py` is found the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bastion.errors import BastionError, did_you_mean
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_by_product: dict[type, Registry[Any]] = {}  # what a parameter's type says may be built from a nested spec
+
+
+class Registry(Generic[T]):
+    """All factories of one kind of thing."""
+
+    def __init__(self, kind: str, package: str, product: type[T]) -> None:
+        self.kind = kind
+        self.package = package
+        self._factories: dict[str, Callable[..., T]] = {}
+        self._discovered = False
+        _by_product[product] = self
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
+
+        def add(factory: F) -> F:
+            known = self._factories.get(name)
+            if known is not None and known.__qualname__ != factory.__qualname__:
+                raise BastionError(
+                    f"{self.kind} '{name}' is defined twice: in {known.__module__} and in {factory.__module__}"
+                )
+            self._factories[name] = factory
+            return factory
+
+        return add
+
+    def names(self) -> list[str]:
+        self._discover()
+        return sorted(self._factories)
+
+    def factory(self, name: str, path: str = "") -> Callable[..., T]:
+        self._discover()
+        if name in self._factories:
+            return self._factories[name]
+        family, _, rest = name.partition("/")
+        if rest and f"{family}/*" in self._factories:
+            return functools.partial(self._factories[f"{family}/*"], rest)
+        where = f"{path}.name: " if path else ""
+        raise BastionError(f"{where}unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}")
+
+    def check(self, spec: Any, path: str = "", **given: Any) -> None:
+        """Raise what `build` would raise about names, keys and types, without the cost of building."""
+        self._bind(spec, path, given)
+
+    def build(self, spec: Any, path: str = "", **given: Any) -> T:
+        """Build from `{"name": …, parameter: value, …}`; `given` are arguments that the spec may not set."""
+        factory, arguments = self._bind(spec, path, given)
+        try:
+            return factory(**arguments, **given)
+        except ValueError as error:  # a factory's own word on a value
+            raise BastionError(f"{path or self.kind}: {error}") from error
+
+    def _bind(self, spec: Any, path: str, given: Mapping[str, Any]) -> tuple[Callable[..., T], dict[str, Any]]:
+        if isinstance(spec, str):
+            spec = {"name": spec}
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+            raise BastionError(f"{path or self.kind}: expected a {self.kind} as {{name: …}}, got {spec!r}")
+        factory = self.factory(spec["name"], path)
+        parameters = {key: value for key, value in spec.items() if key != "name"}
+        return factory, bind(factory, parameters, path or self.kind, given)
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(self.package)
+        plugins = os.environ.get("BASTION_PLUGINS")
+        if plugins:
+            folder = Path(plugins) / self.package.rpartition(".")[2]
+            if str(folder) not in package.__path__:
+                package.__path__.append(str(folder))
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+
+
+def bind(
+    factory: Callable[..., Any], values: Mapping[str, Any], path: str, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Checked keyword arguments for `factory`: every key known, every value of the annotated type.
+
+    A parameter whose type has a registry (an `Attack`, say) is built from its own spec; one whose type is a
+    dataclass is built from a mapping.
+    """
+    parameters = inspect.signature(factory).parameters
+    hints = _hints(factory)
+    taken = set(given or ())
+    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - taken
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in values:
+        if key in taken or (key not in named and not open_ended):
+            raise BastionError(f"{path}.{key}: unknown key{did_you_mean(key, named)}")
+    for name in sorted(named - set(values)):
+        if parameters[name].default is inspect.Parameter.empty:
+            raise BastionError(f"{path}.{name}: missing; it has no default")
+    return {key: _convert(hints.get(key, Any), value, f"{path}.{key}") for key, value in values.items()}
+
+
+def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    inner = factory.func if isinstance(factory, functools.partial) else factory
+    return typing.get_type_hints(inner.__init__ if inspect.isclass(inner) else inner)
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    for option in _options(hint):
+        if isinstance(option, type) and option in _by_product and isinstance(value, Mapping | str):
+            return _by_product[option].build(value, path)
+        if isinstance(option, type) and dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+            try:
+                return option(**bind(option, value, path))
+            except ValueError as error:
+                raise BastionError(f"{path}: {error}") from error
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise BastionError(f"{path}: {message[:1].lower()}{message[1:]}, got {value!r}") from error
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)

@@ -1,0 +1,127 @@
+"""Stateless random numbers: a pure function of (seed, example index, draw, element).
+
+No generator is advanced, so batch size, order, worker count and interruptions change no number. Each
+number is a 64-bit hash of its key; the mixing step is the finaliser of SplitMix64 (Steele et al. 2014),
+a bijection of 64-bit words that passes the usual test batteries as a counter-based generator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Draw = int | str | Tensor  # Tensor: one draw number per example, int64 (B,)
+
+
+def _signed(word: int) -> int:
+    """The int64 with the same bits as an unsigned 64-bit word."""
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+_WEYL = _signed(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: consecutive counters land far apart
+_MIX1 = _signed(0xBF58476D1CE4E5B9)
+_MIX2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(word: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own is arithmetic on int64."""
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(word: Tensor) -> Tensor:
+    word = (word ^ _shift(word, 30)) * _MIX1
+    word = (word ^ _shift(word, 27)) * _MIX2
+    return word ^ _shift(word, 31)
+
+
+def key(*parts: int | str) -> int:
+    """One int64 for a tuple of names and numbers, the same on every machine: `key("apgd", target, restart)`."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def _example_keys(seed: int, index: Tensor, draw: Draw) -> Tensor:
+    """(B,) one key per example."""
+    number = key(draw) if isinstance(draw, str) else draw
+    start = torch.tensor(key("seed", seed), device=index.device)
+    return _mix(_mix(_mix(start) + index.long() * _WEYL) + (number * torch.tensor(_WEYL, device=index.device)))
+
+
+def bits(seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = ()) -> Tensor:
+    """(B, *shape) int64, every one of the 64 bits random."""
+    elements = torch.arange(math.prod(shape), device=index.device)
+    # The element is hashed before it meets the key: two examples never see shifted copies of one stream.
+    words = _mix(_example_keys(seed, index, draw)[:, None] ^ _mix((elements + 1) * _WEYL)[None, :])
+    return words.reshape(len(index), *shape)
+
+
+def uniform(
+    seed: int,
+    index: Tensor,
+    draw: Draw,
+    shape: Sequence[int] = (),
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """(B, *shape) in [low, high); 24 random bits for float32, 53 for float64."""
+    width = 53 if dtype == torch.float64 else 24
+    unit = _shift(bits(seed, index, draw, shape), 64 - width).to(dtype) * 2.0**-width
+    return unit if (low, high) == (0.0, 1.0) else low + (high - low) * unit
+
+
+def normal(
+    seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(B, *shape) standard normal, by Box and Muller in float64 on the two halves of one word."""
+    words = bits(seed, index, draw, shape)
+    radius = (-2.0 * ((_shift(words, 32).double() + 1.0) * 2.0**-32).log()).sqrt()
+    angle = (2.0 * math.pi * 2.0**-32) * (words & 0xFFFFFFFF).double()
+    return (radius * angle.cos()).to(dtype)
+
+
+def integers(seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = (), *, low: int = 0, high: int) -> Tensor:
+    """(B, *shape) int64 in {low, …, high - 1}; `high - low` at most 2^31, bias below 2^-32 each."""
+    if not 0 < high - low <= 1 << 31:
+        raise ValueError(f"integers: need 1 to 2^31 values, got {high - low} (low {low}, high {high})")
+    return low + ((_shift(bits(seed, index, draw, shape), 32) * (high - low)) >> 32)
+
+
+def signs(seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """(B, *shape) of -1 and +1."""
+    return (1 - 2 * _shift(bits(seed, index, draw, shape), 63)).to(dtype)
+
+
+def permutation(seed: int, draw: int | str, length: int) -> Tensor:
+    """A random order of 0 … length-1."""
+    return torch.argsort(bits(seed, torch.arange(length), draw), stable=True)
+
+
+def reseed(*parts: int | str) -> None:
+    """Make the global generators of torch (CPU), numpy and random depend on `parts` alone, from here on.
+
+    For code that draws from them, such as timm's transforms and dropout. Call it inside `preserved()`.
+    """
+    seed = key(*parts) & 0xFFFFFFFF
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """The global generators leave the block as they entered it."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

@@ -1,0 +1,130 @@
+"""Files that are either whole or absent: atomic writes, JSON, arrays, hashes. No torch, no pickle."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as _encode_arrays
+
+from bastion.errors import BastionError
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that replaces it when the block ends well, and is removed otherwise."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _disk_error(path: Path, error: OSError) -> BastionError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BastionError(
+            f"{path}: no space left on the disk; what was stored before is intact: free some space and run again"
+        )
+    return BastionError(f"{path}: cannot be written: {error.strerror or error}; check the path and its permissions")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise BastionError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BastionError(f"{path}: not readable as JSON ({error}); restore or remove it") from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> None:
+    """One safetensors file."""
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_bytes(path, _encode_arrays(plain, metadata=dict(metadata) if metadata else None))
+
+
+def read_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """The arrays and the metadata of a safetensors file."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    check_safetensors(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise BastionError(f"{path}: corrupt or truncated ({error}); remove it and make it again") from error
+
+
+def check_safetensors(path: Path) -> None:
+    """Refuse, without reading it, what is not safetensors: above all a pickle."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except FileNotFoundError:
+        raise BastionError(f"{path}: no such file") from None
+    except OSError as error:
+        raise BastionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if head[:2] == b"PK" or head[:1] == b"\x80":
+        raise BastionError(
+            f"{path}: a pickle, which can run code when it is loaded; bastion loads weights from safetensors only: "
+            "convert it with `torch.load(path, weights_only=True)` and `safetensors.torch.save_file`"
+        )
+    if head[8:9] != b"{":
+        raise BastionError(f"{path}: not a safetensors file, or cut off after {len(head)} bytes; get it again")
+
+
+def sha256(*parts: bytes | memoryview | np.ndarray[Any, Any]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+    return digest.hexdigest()
+
+
+def fingerprint(content: Any, digits: int = 12) -> str:
+    """A short name for any JSON content that does not depend on the order of its keys."""
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:digits]
+

@@ -1,0 +1,153 @@
+"""The contracts between the rooms: what crosses a boundary, and what a plug-in must do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from bastion.errors import BastionError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from bastion.attacks.threat import Threat
+
+
+class Batch(NamedTuple):
+    """Examples on their way to a model: any memory format, pixels in [0, 1]."""
+
+    index: Tensor  # int64 (B,): the example's number in its data set; all its randomness hangs on it
+    x: Tensor  # float (B, C, H, W)
+    y: Tensor  # int64 (B,), or soft labels (B, K)
+
+    def select(self, which: Tensor) -> Batch:
+        """The examples of a bool mask or of positions."""
+        return Batch(self.index[which], self.x[which], self.y[which])
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(part.to(device) for part in self))
+
+    def check(self, num_classes: int, where: str) -> Batch:
+        """This batch, if its pixels and labels are what every model and attack expects."""
+        b = len(self.x)
+        if self.x.ndim != 4 or not self.x.is_floating_point():
+            raise BastionError(
+                f"{where}: images must be float of shape (B, C, H, W), got {self.x.dtype} {tuple(self.x.shape)}; "
+                "for uint8 images divide by 255 first"
+            )
+        if len(self.index) != b or len(self.y) != b:
+            raise BastionError(f"{where}: {b} images but {len(self.index)} indices and {len(self.y)} labels")
+        if b == 0:
+            return self
+        low, high = self.x.min().item(), self.x.max().item()
+        if not (low >= 0.0 and high <= 1.0):  # false for NaN too
+            bad = ~((self.x >= 0) & (self.x <= 1)).flatten(1).all(1)
+            raise BastionError(
+                f"{where}: image {int(self.index[bad][0])} has pixels outside [0, 1] or NaN (batch range {low:.4g} to "
+                f"{high:.4g}); give raw pixels divided by 255: the model normalises by itself"
+            )
+        if self.y.ndim == 1:
+            low_y, high_y = int(self.y.min()), int(self.y.max())
+            if self.y.is_floating_point() or low_y < 0 or high_y >= num_classes:
+                raise BastionError(
+                    f"{where}: labels must be integers from 0 to {num_classes - 1}, got {self.y.dtype} from {low_y} to "
+                    f"{high_y}; does the model have the data set's number of classes?"
+                )
+        elif self.y.shape != (b, num_classes):
+            raise BastionError(f"{where}: soft labels must be ({b}, {num_classes}), got {tuple(self.y.shape)}")
+        return self
+
+
+def hard(y: Tensor) -> Tensor:
+    """Class numbers of hard or soft labels."""
+    return y if y.ndim == 1 else y.argmax(1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One residual block of a backbone."""
+
+    name: str
+    module: nn.Module
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """A frozen dataclass whose repr is its record. Returns points of the threat's set around batch.x."""
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
+
+
+class Example(NamedTuple):
+    """What an objective learns from: the batch as it came, and the input found for it."""
+
+    clean: Batch
+    x: Tensor
+
+
+class Losses(NamedTuple):
+    total: Tensor  # what is minimised
+    logits: Tensor  # on the example learnt from, for the log
+    terms: dict[str, Tensor]  # named parts of the total, for the log
+
+
+class Objective(nn.Module):
+    """An inner maximisation and an outer loss; its own parameters, if any, are trained with the model's."""
+
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
+        """Find the example to learn from. `progress` counts epochs: 2.5 is the middle of the third."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, example: Example) -> Losses:
+        raise NotImplementedError
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Maps a batch to facts, each with one row per example.
+
+    (B,) tensors are facts; tensors with more dimensions are pictures, kept for the first few examples only.
+    """
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]: ...
+
+
+class Split(Protocol):
+    """Labelled images in a fixed order."""
+
+    index: Tensor  # int64 (N,): numbers that stay with the examples, whatever part of them is looked at
+    labels: Tensor  # int64 (N,)
+
+    def __len__(self) -> int: ...
+
+    def image(self, position: int) -> Image:
+        """The stored picture, for augmentation."""
+        ...
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        """The pictures as a model sees them when it is measured: no augmentation, one size, in [0, 1]."""
+        ...
+
+    def subset(self, positions: Sequence[int]) -> Split: ...
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Three disjoint splits and what belongs to the data and not to a model.
+
+    `val` is carved out of the official training images and is for choosing; `test` is only measured.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]  # (C, H, W) of a measured image
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    train: Split
+    val: Split
+    test: Split
+    fingerprint: str  # changes when any image, label or their order changes
