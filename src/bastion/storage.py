@@ -33,7 +33,7 @@ def atomic(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         _sync(path.parent)
     except OSError as error:
-        raise _disk_error(path, error) from error
+        raise disk_error(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -46,7 +46,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _disk_error(path: Path, error: OSError) -> BastionError:
+def disk_error(path: Path, error: OSError) -> BastionError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BastionError(
             f"{path}: no space left on the disk; what was stored before is intact: free some space and run again"

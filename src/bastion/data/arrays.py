@@ -1,0 +1,167 @@
+"""Data sets that fit in memory: a `Split` over uint8 arrays, and the one checked file each is stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from bastion.data import cache_folder, datasets
+from bastion.data.split import carve
+from bastion.errors import BastionError
+from bastion.storage import Arrays, fingerprint, read_arrays, sha256, write_arrays
+from bastion.types import Batch, DataSet
+
+Pixels = NDArray[np.uint8]  # (N, H, W, C)
+
+# What a stored data set consists of: all uint8, images as (N, H, W, C), labels as (N,).
+PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+
+# name -> verify(): check what is stored of the data set; the SHA-256 of each array of it.
+verifiers: dict[str, Callable[[], dict[str, str]]] = {}
+
+
+class ArraySplit:
+    """Some rows of an array of images, which splits share and never copy. An example's index is its row."""
+
+    def __init__(self, images: Pixels, labels: NDArray[np.uint8], rows: Tensor | None = None) -> None:
+        self._images = images
+        self._labels = labels
+        self.index = torch.arange(len(images)) if rows is None else rows
+        self.labels = torch.from_numpy(labels)[self.index].long()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def image(self, position: int) -> Image.Image:
+        pixels = self._images[int(self.index[position])]
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        index = self.index[where]
+        pixels = torch.from_numpy(self._images[index.numpy()])  # (B, H, W, C)
+        return Batch(index, pixels.permute(0, 3, 1, 2).contiguous().float() / 255, self.labels[where])
+
+    def subset(self, positions: Sequence[int]) -> ArraySplit:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        return ArraySplit(self._images, self._labels, self.index[where])
+
+
+@dataclass(frozen=True)
+class ArrayData:
+    """What is known of a data set before its arrays are read, and how to tell the right ones."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    # SHA-256 of each of PARTS. Empty where only the archive's checksum is known: what was decoded from the
+    # right archive is then recorded in the stored file, and later reads are held to that.
+    pinned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return cache_folder() / f"{self.name}.safetensors"
+
+    def checked(self, arrays: Arrays, where: str) -> Arrays:
+        """These arrays, if they are the data set."""
+        _check_form(arrays, len(self.classes), where)
+        if self.pinned:
+            _check_digests(arrays, self.pinned, where)
+        return arrays
+
+    def store(self, arrays: Arrays, where: str) -> Path:
+        """Write the file that `read` reads; nothing is written if the arrays are not the data set."""
+        write_arrays(self.path, self.checked(arrays, where), metadata=digests(arrays))
+        return self.path
+
+    def read(self) -> Arrays:
+        """The stored arrays. Their hashes are checked each time: a fraction of what reading them costs."""
+        if not self.path.exists():
+            raise BastionError(
+                f"data set '{self.name}' is not in {cache_folder()}; get it with `bastion data get {self.name}`"
+            )
+        mend = f"the file is damaged: get it again with `bastion data get {self.name}`"
+        try:
+            arrays, recorded = read_arrays(self.path)
+            _check_digests(self.checked(arrays, str(self.path)), recorded, str(self.path))
+        except BastionError as error:
+            raise BastionError(f"{error}; {mend}") from error
+        return arrays
+
+    def intact(self) -> bool:
+        """Whether the right arrays are stored already."""
+        try:
+            self.read()
+        except BastionError:
+            return False
+        return True
+
+    def verify(self) -> dict[str, str]:
+        return digests(self.read())
+
+    def data_set(self, arrays: Arrays) -> DataSet:
+        """The splits of arrays that have been checked."""
+        images, labels = arrays["train_images"], arrays["train_labels"]
+        train, val = carve(torch.from_numpy(labels))
+        height, width, channels = images.shape[1:]
+        return DataSet(
+            name=self.name,
+            classes=self.classes,
+            shape=(channels, height, width),
+            mean=self.mean,
+            std=self.std,
+            train=ArraySplit(images, labels, train),
+            val=ArraySplit(images, labels, val),
+            test=ArraySplit(arrays["test_images"], arrays["test_labels"]),
+            fingerprint=fingerprint(dict(self.pinned) or digests(arrays)),
+        )
+
+
+def verify(name: str) -> dict[str, str]:
+    """Check what is stored of a data set; the SHA-256 of each array that was checked."""
+    datasets.factory(name)  # an unknown name is an error, and all modules have now registered themselves
+    if name not in verifiers:
+        raise BastionError(f"data set '{name}' stores nothing to verify; these do: {', '.join(sorted(verifiers))}")
+    return verifiers[name]()
+
+
+def digests(arrays: Arrays) -> dict[str, str]:
+    return {part: sha256(arrays[part]) for part in PARTS}
+
+
+def _check_digests(arrays: Arrays, expected: Mapping[str, str], where: str) -> None:
+    for part, digest in digests(arrays).items():
+        if digest != expected.get(part):
+            raise BastionError(
+                f"{where}: {part} is not as published: SHA-256 {digest[:12]}…, expected {str(expected.get(part))[:12]}…"
+            )
+
+
+def _check_form(arrays: Arrays, num_classes: int, where: str) -> None:
+    if sorted(arrays) != sorted(PARTS):
+        raise BastionError(f"{where}: expected the arrays {', '.join(PARTS)}, got {', '.join(sorted(arrays))}")
+    for split in ("train", "test"):
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if not _well_formed(images, labels, num_classes):
+            raise BastionError(
+                f"{where}: {split} must be uint8 images (N, H, W, C) and N uint8 labels below {num_classes}, got "
+                f"{images.dtype} {images.shape} and {labels.dtype} {labels.shape}"
+            )
+
+
+def _well_formed(images: NDArray[Any], labels: NDArray[Any], num_classes: int) -> bool:
+    return (
+        images.dtype == labels.dtype == np.uint8
+        and images.ndim == 4
+        and labels.shape == images.shape[:1]
+        and bool((labels < num_classes).all())
+    )

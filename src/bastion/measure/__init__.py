@@ -1,0 +1,1 @@
+"""The one measuring loop and its store. Kept empty of imports: reading facts needs no torch."""

@@ -1,0 +1,139 @@
+"""Facts on disk, per example, and what is read off them. No torch.
+
+Each probe has its own folder, named by all that its facts depend on (model, data, probe, seed, block and batch size).
+Suites that share a probe share its facts, and a longer measurement goes on from a shorter one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.measure.intervals import Estimate, estimate
+from bastion.run import Run
+
+Column = np.ndarray[Any, Any]
+CORRECT = "correct"  # the fact that accuracies are made of
+
+
+@dataclass(frozen=True)
+class ProbeStore:
+    """The facts of one probe on one model and data set."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, run: Run, identity: Mapping[str, Any]) -> ProbeStore:
+        """`identity` is everything the facts depend on; it names the folder and is written beside them."""
+        store = cls(run.facts / storage.fingerprint(identity, digits=16))
+        if not (store.folder / "probe.json").is_file():
+            storage.write_json(store.folder / "probe.json", dict(identity))
+        return store
+
+    def _path(self, block: range, kind: str) -> Path:
+        return self.folder / f"{kind}-{block.start:07d}-{block.stop:07d}.safetensors"
+
+    def has(self, block: range) -> bool:
+        return self._path(block, "facts").is_file()
+
+    def write(self, block: range, facts: Mapping[str, Column], pictures: Mapping[str, Column]) -> None:
+        """Pictures first: where facts are, all of the block is."""
+        if pictures:
+            storage.write_arrays(self._path(block, "pictures"), pictures)
+        storage.write_arrays(self._path(block, "facts"), facts)
+
+    def read(self, blocks: list[range]) -> dict[str, Column]:
+        parts = [storage.read_arrays(self._path(block, "facts"))[0] for block in blocks]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def pictures(self, blocks: list[range]) -> dict[str, Column]:
+        """Of the first examples, as many as were kept."""
+        kept = [block for block in blocks if self._path(block, "pictures").is_file()]
+        parts = [storage.read_arrays(self._path(block, "pictures"))[0] for block in kept]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
+def blocks(n: int, size: int) -> list[range]:
+    """0 … n-1 cut into fixed blocks; only the last may be shorter."""
+    return [range(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A measured suite, read back: one column per probe and fact, one row per example."""
+
+    about: dict[str, Any]  # model, data, suite, seed, n, when and where
+    columns: dict[str, Column]  # "pgd-20/correct" -> (n,)
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.about["probes"])
+
+    @property
+    def n(self) -> int:
+        return int(self.about["n"])
+
+    @property
+    def blocks(self) -> list[range]:
+        return blocks(self.n, int(self.about["block"]))
+
+    def correct(self, label: str) -> Column:
+        """(n,) bool: right under this probe."""
+        return self.columns[f"{label}/{CORRECT}"]
+
+    def accuracies(self) -> dict[str, Estimate]:
+        """Per probe, and the worst case over all of them example by example."""
+        labels = [label for label in self.labels if f"{label}/{CORRECT}" in self.columns]
+        result = {label: estimate(self.correct(label)) for label in labels}
+        if len(labels) > 1:
+            result["worst case"] = estimate(np.logical_and.reduce([self.correct(label) for label in labels]))
+        return result
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Every column of yes and no or of real numbers, accuracies aside."""
+        columns = {name: column for name, column in self.columns.items() if column.dtype.kind in "bf"}
+        return {name: estimate(column) for name, column in columns.items() if not name.endswith(f"/{CORRECT}")}
+
+    def table(self) -> str:
+        """Accuracy with its 95 % interval, per probe and worst case, as text."""
+        rows = [
+            f"{label:<16} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
+            for label, e in self.accuracies().items()
+        ]
+        head = f"{self.about['model']} on {self.about['data']['name']} ({self.about['split']}), suite {self.about['suite']}"
+        return "\n".join([head, *rows])
+
+
+def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:
+    """`about["probes"]` maps each label to its store's folder name."""
+    key = storage.fingerprint({"probes": about["probes"], "n": about["n"]}, digits=8)
+    path = run.measurements / f"{about['suite']}-{key}.json"
+    storage.write_json(path, dict(about))
+    return path
+
+
+def read_measurement(run: Run, path: Path) -> Facts:
+    about = storage.read_json(path)
+    columns: dict[str, Column] = {}
+    for label, folder in about["probes"].items():
+        part = ProbeStore(run.facts / folder).read(blocks(about["n"], about["block"]))
+        columns |= {f"{label}/{name}": column for name, column in part.items()}
+    return Facts(about, columns)
+
+
+def read_measurements(run: Run) -> list[Facts]:
+    """All finished measurements of a run, oldest first."""
+    facts = [read_measurement(run, path) for path in sorted(run.measurements.glob("*.json"))]
+    return sorted(facts, key=lambda each: str(each.about["created"]))
+
+
+def read_pictures(run: Run, facts: Facts, label: str) -> dict[str, Column]:
+    if label not in facts.about["probes"]:
+        raise BastionError(f"{run.folder}: no probe '{label}' in this measurement; it has {', '.join(facts.labels)}")
+    return ProbeStore(run.facts / facts.about["probes"][label]).pictures(facts.blocks)

@@ -1,0 +1,8 @@
+"""Classifiers by name: bastion's own families, and any timm model as `timm/NAME`."""
+
+from bastion.models.classifier import Backbone, Classifier
+from bastion.registry import Registry
+
+models: Registry[Backbone] = Registry("model", __name__, Backbone)
+
+__all__ = ["Backbone", "Classifier", "models"]

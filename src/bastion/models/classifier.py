@@ -1,0 +1,185 @@
+"""`Classifier`: pixels in [0, 1] in, logits out. It owns normalisation, and shows blocks and attention on demand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bastion.errors import BastionError, did_you_mean
+from bastion.types import Block
+
+# The word that the field's code bases end the class of a residual block with.
+_BLOCK = re.compile(r"(Block|Bottleneck|ResidualUnit)\w*$")
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """What a model family makes: a network on normalised pixels, and the facts about it."""
+
+    network: nn.Module
+    num_classes: int
+    shape: tuple[int, int, int]  # (C, H, W) that it is made for
+
+
+@dataclass
+class Taps:
+    """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
+
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+    attention: dict[str, Tensor] = field(default_factory=dict)  # softmaxed, (B, heads, queries, keys)
+
+
+class Classifier(nn.Module):
+    """A backbone with its normalisation. Every attack, probe and objective sees models only like this."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, backbone: Backbone, mean: tuple[float, ...], std: tuple[float, ...], spec: Mapping[str, Any] | None = None
+    ) -> None:
+        """`spec` is what the model registry rebuilds the backbone from; without it the model cannot be saved."""
+        super().__init__()
+        channels = backbone.shape[0]
+        if len(mean) != channels or len(std) != channels or min(std) <= 0:
+            raise BastionError(
+                f"normalisation: need {channels} means and {channels} positive stds for images of {channels} channels, "
+                f"got mean {mean} and std {std}"
+            )
+        self.network = backbone.network
+        self.num_classes = backbone.num_classes
+        self.shape = backbone.shape
+        self.spec = dict(spec) if spec is not None else None
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[1] != self.shape[0]:
+            raise BastionError(
+                f"model input: expected (B, {self.shape[0]}, H, W), got {tuple(x.shape)}; is this the data it was made for?"
+            )
+        logits: Tensor = self.network((x - self.mean) / self.std)
+        return logits
+
+    @torch.jit.ignore  # timm's optimizer factory looks for it
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that the backbone wants undecayed, such as position embeddings."""
+        named: Callable[[], set[str]] = getattr(self.network, "no_weight_decay", set)
+        return {f"network.{name}" for name in named()}
+
+    def blocks(self) -> list[Block]:
+        """The residual blocks in order."""
+        found: list[Block] = []
+        for name, module in self.network.named_modules():
+            inside = any(name.startswith(f"{block.name}.") for block in found)
+            if not inside and _BLOCK.search(type(module).__name__):
+                found.append(Block(name, module))
+        if not found:
+            raise BastionError(f"{type(self.network).__name__}: no residual blocks found; none of its modules is called one")
+        return found
+
+    @contextmanager
+    def tap(self, *what: str) -> Iterator[Taps]:
+        """Capture while the context is open: `"blocks"` (outputs), `"attention"` (maps), or both.
+
+        Captured tensors are part of the graph, so a loss may use them. Nothing is captured, and nothing
+        costs anything, outside.
+        """
+        known = {"blocks", "attention"}
+        for name in what:
+            if name not in known:
+                raise BastionError(f"tap: unknown '{name}'{did_you_mean(name, known)}")
+        taps = Taps()
+        with ExitStack() as stack:
+            if "blocks" in what:
+                for block in self.blocks():
+                    stack.enter_context(_hooked(block, taps.blocks))
+            if "attention" in what:
+                stack.enter_context(_attention(self.blocks(), taps.attention))
+            yield taps
+
+
+@contextmanager
+def _hooked(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        store[block.name] = output[0] if isinstance(output, tuple) else output
+
+    handle = block.module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
+    """Watch every softmax over a 4-D tensor inside a block, fused ones too, whatever the family calls its modules."""
+    watch = _SoftmaxWatch(store)
+    with ExitStack() as stack:
+        for block in blocks:
+            enter = block.module.register_forward_pre_hook(lambda *_, name=block.name: watch.enter(name))
+            leave = block.module.register_forward_hook(lambda *_: watch.leave())
+            stack.callback(enter.remove)
+            stack.callback(leave.remove)
+        stack.enter_context(watch)
+        yield
+
+
+class _SoftmaxWatch(TorchFunctionMode):
+    """Stores the attention map of the block being run. Fused attention is computed in the open instead."""
+
+    _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+
+    def __init__(self, store: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.store = store
+        self.block: str | None = None
+
+    def enter(self, block: str) -> None:
+        self.block = block
+
+    def leave(self) -> None:
+        self.block = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if self.block is None:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._open_attention(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in self._SOFTMAX and result.ndim == 4:
+            self.store[self.block] = result
+        return result
+
+    def _open_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        weights = torch.softmax(scores, dim=-1)
+        if self.block is not None:
+            self.store[self.block] = weights
+        return F.dropout(weights, dropout_p) @ value

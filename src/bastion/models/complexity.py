@@ -1,0 +1,26 @@
+"""What a model costs: parameters, and multiply-accumulates of one forward pass on one image."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bastion.models.classifier import Classifier
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def macs(model: Classifier) -> int:
+    """Multiply-accumulates, which the papers call FLOPs: half of torch's count of operations."""
+    counter = FlopCounterMode(display=False)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), counter:
+            model(torch.zeros(1, *model.shape, device=model.mean.device))
+    finally:
+        model.train(training)
+    return int(counter.get_total_flops()) // 2

@@ -1,0 +1,37 @@
+"""One way to name a trained model: a run, a folder with weights and card, or a zoo entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bastion.errors import BastionError, did_you_mean
+from bastion.models import Classifier, checkpoint
+
+ZOO = Path(__file__).parent.parent / "zoo"
+
+
+def zoo_names() -> list[str]:
+    return sorted(f"zoo/{card.parent.relative_to(ZOO).as_posix()}" for card in ZOO.rglob(checkpoint.CARD))
+
+
+def locate(name: str | Path) -> Path:
+    """The folder with the weights and card of this model."""
+    if str(name).startswith("zoo/"):
+        folder = ZOO / str(name).removeprefix("zoo/")
+        if not (folder / checkpoint.CARD).is_file():
+            raise BastionError(f"no '{name}' in the zoo{did_you_mean(str(name), zoo_names())}")
+        return folder
+    path = Path(name)
+    for folder in (path, path / "model"):
+        if (folder / checkpoint.CARD).is_file():
+            return folder
+    if (path / "provenance.json").is_file():
+        raise BastionError(f"{path}: this run has no model yet; finish it with `bastion train … --run {path} --resume`")
+    if path.is_file():
+        raise BastionError(f"{path}: is a file; give the folder with {checkpoint.WEIGHTS} and {checkpoint.CARD}")
+    raise BastionError(f"no model '{name}': not a run, not a folder with {checkpoint.CARD}, not zoo/NAME (see `bastion list zoo`)")
+
+
+def load(name: str | Path) -> Classifier:
+    """`bastion.load`: the classifier in eval mode, from a run, a model folder or `zoo/NAME`."""
+    return checkpoint.load(locate(name))

@@ -1,0 +1,48 @@
+"""Vision Transformers small enough for two cores, with a patch stem or a convolutional one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+from bastion.models.stems import ConvStem
+
+
+@models.register("vit/micro")
+def vit_micro(
+    *,
+    num_classes: int = 10,
+    in_chans: int = 3,
+    img_size: int = 32,
+    patch_size: int = 4,
+    stem: tuple[int, ...] = (),
+    embed_dim: int = 128,
+    depth: int = 6,
+    num_heads: int = 4,
+    drop_path_rate: float = 0.0,
+) -> Backbone:
+    """ViT for 32×32 images: 64 tokens, 1.2 M parameters, pooled by the mean of the tokens.
+
+    `stem` gives the widths of 3×3 convolutions of stride 2 that make the patches; empty: one convolution does.
+    """
+    network = VisionTransformer(
+        img_size=img_size,
+        patch_size=patch_size,
+        in_chans=in_chans,
+        num_classes=num_classes,
+        global_pool="avg",
+        class_token=False,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        drop_path_rate=drop_path_rate,
+        embed_layer=partial(ConvStem, stem) if stem else PatchEmbed,
+    )
+    return Backbone(network, num_classes, (in_chans, img_size, img_size))

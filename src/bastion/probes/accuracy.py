@@ -1,0 +1,21 @@
+"""Is the clean image classified right?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bastion.attacks.losses import misclassified
+from bastion.probes import probes
+from bastion.types import Batch
+
+
+@probes.register("accuracy")
+@dataclass(frozen=True)
+class Accuracy:
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        with torch.no_grad():
+            logits = model(batch.x)
+        return {"correct": ~misclassified(logits, batch.y), "prediction": logits.argmax(1)}

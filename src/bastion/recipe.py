@@ -1,0 +1,291 @@
+"""Recipes and suites: YAML that says all of a run. Data only, checked, hashable, mended by `--set`. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bastion import storage
+from bastion.errors import BastionError, did_you_mean
+
+SHIPPED = Path(__file__).parent / "recipes"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Spec(BaseModel):
+    """A plug-in by name with its parameters, `{name: pgd, steps: 20}` or just `pgd`. Its registry checks the rest."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def plain(self) -> dict[str, Any]:
+        """As the registries take it."""
+        return self.model_dump()
+
+
+class Stats(Section):
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Augment(Section):
+    """How a training image is changed. timm and torchvision do it; the names are theirs."""
+
+    crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
+    padding: int = 4
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    auto_augment: str | None = None  # a timm policy such as rand-m9-mstd0.5-inc1; switches color_jitter off
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_prob: float = 1.0
+    switch_prob: float = 0.5
+
+
+class Optimizer(Section):
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.05, ge=0)  # not on norms, biases and position embeddings
+    betas: tuple[float, float] = (0.9, 0.999)  # adamw
+    momentum: float = 0.9  # sgd, with Nesterov
+    clip_grad: float | None = Field(None, gt=0)  # largest norm of the whole gradient
+
+
+class Schedule(Section):
+    """Linear warm-up, then a cosine, counted in steps."""
+
+    epochs: int = Field(10, ge=1)
+    warmup_epochs: float = Field(0.0, ge=0)
+    warmup_lr: float = Field(1e-6, ge=0)
+    min_lr: float = Field(1e-5, ge=0)
+
+
+class Validate(Section):
+    """What is looked at after each epoch, on images held out of training, and which epoch's model is kept."""
+
+    every: int = Field(1, ge=1)  # epochs
+    limit: int | None = Field(None, ge=1)
+    attack: Spec | None = None  # with the objective's threat, or the one given here
+    threat: dict[str, Any] | None = None
+    choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
+
+
+class Checkpoint(Section):
+    minutes: float = Field(10.0, gt=0)  # besides one at the end of each epoch
+    keep: int = Field(2, ge=1)
+
+
+class Recipe(Section):
+    about: str = ""
+    expect: dict[str, Any] = Field(default_factory=dict)  # what this recipe should reach
+    seed: int = 0
+    data: Spec
+    train_limit: int | None = Field(None, ge=1)  # use only so many training images
+    model: Spec
+    normalize: Literal["data", "none"] | Stats = "data"  # "none": the network sees raw pixels
+    objective: Spec
+    augment: Augment = Augment()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    batch: int = Field(128, ge=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    ema: float | None = Field(None, gt=0, lt=1)
+    validate_: Validate = Field(Validate(), alias="validate")
+    checkpoint: Checkpoint = Checkpoint()
+    log_every: int = Field(10, ge=1)  # steps
+    workers: int = Field(0, ge=0)  # data loading processes
+
+    def resolved(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+    def substance(self) -> dict[str, Any]:
+        """What decides the weights; two recipes with the same substance are the same run."""
+        idle = {"about", "expect", "checkpoint", "log_every", "workers"}
+        return {key: value for key, value in self.resolved().items() if key not in idle}
+
+    def hash(self) -> str:
+        return storage.fingerprint(self.substance())
+
+
+class Suite(Section):
+    """What is measured: probes by label."""
+
+    about: str = ""
+    probes: dict[str, Spec] = Field(min_length=1)
+
+    def resolved(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+S = TypeVar("S", Recipe, Suite)
+
+
+def load_recipe(name: str | Path, changes: Iterable[str] = ()) -> Recipe:
+    """A recipe by its shipped name (`tiny/demo-robust`) or file, with `a.b=c` changes on top."""
+    return _load(Recipe, name, "", changes)
+
+
+def load_suite(name: str | Path, changes: Iterable[str] = ()) -> Suite:
+    """A measuring suite by its shipped name (`demo`) or file."""
+    return _load(Suite, name, "suites/", changes)
+
+
+def shipped(kind: Literal["recipes", "suites"]) -> list[str]:
+    """Names of what comes with the package."""
+    names = [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in sorted(SHIPPED.rglob("*.yaml"))]
+    suites = [name.removeprefix("suites/") for name in names if name.startswith("suites/")]
+    recipes = [name for name in names if not name.startswith(("suites/", "base/"))]
+    return suites if kind == "suites" else recipes
+
+
+def dump(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+
+
+def read(content: str, where: str) -> dict[str, Any]:
+    """Parse YAML in which `8/255` and `1e-3` are numbers and a key given twice is an error."""
+    try:
+        parsed = yaml.load(content, _Loader)
+    except yaml.YAMLError as error:
+        raise BastionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(parsed, dict):
+        raise BastionError(f"{where}: expected keys and values, got {type(parsed).__name__}")
+    return parsed
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+    """`a.b: 1 -> 2` for every value that differs."""
+    lines: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{path}{key}.")
+        elif before != after:
+            lines.append(f"{path}{key}: {before!r} -> {after!r}")
+    return lines
+
+
+def _load(schema: type[S], name: str | Path, folder: str, changes: Iterable[str]) -> S:
+    path = _find(str(name), folder, None)
+    content = merge(_with_parents(path, folder, ()), _parse_changes(changes))
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        raise BastionError(f"{name}: {_explain(schema, error)}") from error
+
+
+def _find(name: str, folder: str, beside: Path | None) -> Path:
+    for path in (SHIPPED / f"{folder}{name}.yaml", *([beside / name] if beside else []), Path(name)):
+        if path.suffix in (".yaml", ".yml") and path.is_file():
+            return path
+    known = shipped("suites" if folder else "recipes")
+    kind = "suite" if folder else "recipe"
+    raise BastionError(f"no {kind} '{name}': neither shipped with bastion nor a .yaml file{did_you_mean(name, known)}")
+
+
+def _with_parents(path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's content on top of what it extends."""
+    if path in seen:
+        raise BastionError(f"{path}: `extends` goes round in a circle: {' -> '.join(p.stem for p in (*seen, path))}")
+    try:
+        content = read(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BastionError(f"{path}: cannot be read: {error}") from error
+    parents = content.pop("extends", [])
+    result: dict[str, Any] = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        result = merge(result, _with_parents(_find(str(parent), folder, path.parent), folder, (*seen, path)))
+    for own in ("about", "expect"):  # what is said of a parent is not true of its child
+        result.pop(own, None)
+    return merge(result, content)
+
+
+def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`new` over `old`, key by key. A plug-in with another name replaces the old one with all its parameters."""
+    result = dict(old)
+    for key, value in new.items():
+        before = result.get(key)
+        if isinstance(before, str) and isinstance(value, Mapping) and value and "name" not in value:
+            before = {"name": before}  # the short form of a plug-in, given a parameter
+        same = isinstance(before, Mapping) and isinstance(value, Mapping)
+        if same and value.get("name", before.get("name")) == before.get("name"):
+            result[key] = merge(before, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _parse_changes(changes: Iterable[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for change in changes:
+        path, equals, value = change.partition("=")
+        if not equals or not all(path.split(".")):
+            raise BastionError(f"--set {change}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
+        nested: Any = read(f"value: {value}", f"--set {change}")["value"]
+        for key in reversed(path.split(".")):
+            nested = {key: nested}
+        result = merge(result, nested)
+    return result
+
+
+def _explain(schema: type[BaseModel], error: ValidationError) -> str:
+    """The first mistake as one line with its path, and the nearest right key where a key is unknown."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "literal[")) and part != "Stats"]
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown key{did_you_mean(path[-1], _keys_at(schema, path[:-1]))}"
+    if first["type"] == "missing":
+        return f"{where}: missing; it has no default"
+    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+
+
+def _keys_at(schema: type[BaseModel], path: Iterable[str]) -> set[str]:
+    for part in path:
+        for key, entry in schema.model_fields.items():
+            inner = entry.annotation
+            if part in (key, entry.alias) and isinstance(inner, type) and issubclass(inner, BaseModel):
+                schema = inner
+    return {entry.alias or key for key, entry in schema.model_fields.items()} | {"extends"}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-3` as a string and knows no fractions; here both are numbers."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    over, _, under = node.value.partition("/")
+    if float(under) == 0:
+        raise yaml.constructor.ConstructorError(None, None, f"{node.value} divides by zero", node.start_mark)
+    return float(over) / float(under)
+
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_Loader.add_constructor("!fraction", _fraction)
+_Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_NUMBER}\s*/\s*{_NUMBER}$"), list("-+.0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)

@@ -1,0 +1,43 @@
+"""SIGINT and SIGTERM as a request that is honoured at the next safe point."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """`received` is the number of the signal, or None so far."""
+
+    received: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+
+@contextmanager
+def stoppable() -> Iterator[StopRequest]:
+    """Catch the first SIGINT or SIGTERM; a second one acts at once, as it would have without this."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request  # only the main thread may set handlers
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        request.received = number
+        restore()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        restore()
