@@ -1,0 +1,39 @@
+"""bastion: train, attack and explain robust image classifiers, Vision Transformers first.
+
+    import bastion
+
+    model = bastion.load("runs/my-run")                     # pixels in [0, 1] in, logits out
+    facts = bastion.measure(model, data="cifar10-mini", suite="demo", limit=200)
+    print(facts.table())                                    # accuracy and its 95 % interval, per attack
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bastion.errors import BastionError
+
+if TYPE_CHECKING:
+    from bastion.attacks.threat import Threat
+    from bastion.measure.runner import measure
+    from bastion.models.load import load
+    from bastion.report.html import report
+    from bastion.training.trainer import train
+
+__all__ = ["BastionError", "Threat", "load", "measure", "report", "train"]
+
+# Imported on first use: `bastion --help` and reports need no torch.
+_HOMES = {
+    "Threat": "bastion.attacks.threat",
+    "load": "bastion.models.load",
+    "measure": "bastion.measure.runner",
+    "report": "bastion.report.html",
+    "train": "bastion.training.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bastion' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

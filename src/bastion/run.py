@@ -140,7 +140,7 @@ def environment(seed: int) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": seed,
-        "versions": {"python": platform.pythonversion(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "processor": _processor(),

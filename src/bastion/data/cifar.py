@@ -24,9 +24,20 @@ from bastion.types import DataSet
 _SITE = "https://www.cs.toronto.edu/~kriz"
 _CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 
+_CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
+can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
+dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree
+pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea
+seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
+tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman
+worm
+"""
+
 CIFAR10 = ArrayData(
     name="cifar10",
-    classes=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     pinned={
@@ -39,16 +50,7 @@ CIFAR10 = ArrayData(
 
 CIFAR100 = ArrayData(
     name="cifar100",
-    classes=tuple(
-        """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
-        can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
-        dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
-        lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree
-        pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea
-        seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
-        tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman
-        worm""".split()
-    ),
+    classes=tuple(_CIFAR100_CLASSES.split()),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
 )
@@ -81,25 +83,28 @@ def read_cifar10(path: Path) -> Arrays:
 def read_cifar100(path: Path) -> Arrays:
     """The arrays of the official archive, with the fine labels."""
     members = read_members(path, _PICKLED100)
-    if members.keys() < {*_PICKLED100}:
-        raise BastionError(f"{path}: not cifar-100-python.tar.gz: it lacks {_first_lacking(members, _PICKLED100)}")
+    if members.keys() != {*_PICKLED100}:
+        raise BastionError(
+            f"{path}: not cifar-100-python.tar.gz: it lacks {_first_lacking(members, _PICKLED100)}"
+        )
     train, test = (_unpickled_batch(members[name], b"fine_labels", f"{path}: {name}") for name in _PICKLED100)
     return _named(*train, *test)
 
 
 def _read_published_cifar100(path: Path) -> Arrays:
     """As `read_cifar100`, of the published archive only: its checksum is what we know of the pixels."""
-    arrays = read_cifar100(path)
     if (got := file_md5(path)) != _CIFAR100_MD5:
         raise BastionError(f"{path}: MD5 {got}, expected {_CIFAR100_MD5}: not the published archive")
-    return arrays
+    return read_cifar100(path)
 
 
 def _unpickled_batch(content: bytes, labels_key: bytes, where: str) -> tuple[Pixels, NDArray[np.uint8]]:
     batch = unpickle(content, where)
     planes = batch.get(b"data") if isinstance(batch, dict) else None
     if not isinstance(planes, np.ndarray) or planes.dtype != np.uint8 or planes.shape[1:] != (3 * 32 * 32,):
-        raise BastionError(f"{where}: not a CIFAR batch: expected a dict with uint8 'data' of shape (N, 3072)")
+        raise BastionError(
+            f"{where}: not a CIFAR batch: expected a dict with uint8 'data' of shape (N, 3072)"
+        )
     images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return images, _labels(batch.get(labels_key), where)
 
@@ -109,7 +114,12 @@ def _strip(content: bytes, where: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
             pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises all three for broken PNG
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+    ) as error:  # Pillow's ways to say it
         raise BastionError(f"{where}: not a readable PNG ({error})") from error
     if pixels.shape[1] != 32 * 32:
         raise BastionError(f"{where}: expected a picture 1024 pixels wide, got {pixels.shape[1]}")

@@ -46,8 +46,11 @@ def download(url: str, path: Path, *, md5: str | None = None) -> Path:
 
 def file_md5(path: Path) -> str:
     """The checksum that data sets were published with: against accidents, not against forgers."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise BastionError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _check_md5(part: Path, expected: str | None, url: str) -> None:
@@ -63,9 +66,11 @@ def _fetch_rest(url: str, part: Path) -> bool:
         response = urlopen(Request(url, headers=_headers(done)), timeout=_TIMEOUT)
     except HTTPError as error:
         with error:
-            if error.code != 416:  # nothing lies after the bytes that we have
+            if error.code != 416 or not done:
                 raise
-            if _total(error.headers.get("Content-Range")) == done:
+            if (
+                _total(error.headers.get("Content-Range")) == done
+            ):  # nothing lies after the bytes that we have
                 return True
         part.unlink()  # longer than the file is now: the bytes of something else
         return _fetch_rest(url, part)
@@ -76,6 +81,8 @@ def _fetch_rest(url: str, part: Path) -> bool:
 def _receive(response: HTTPResponse, part: Path, done: int) -> bool:
     if response.status != 206:  # the server sends everything from the start, whatever was asked for
         done = 0
+    elif not (got := response.headers.get("Content-Range", "")).startswith(f"bytes {done}-"):
+        raise HTTPException(f"asked for the bytes from {done} on, the server sends '{got}'")
     length = response.headers.get("Content-Length")
     total = None if length is None else done + int(length)
     with (

@@ -8,7 +8,9 @@ from torch import Tensor
 from bastion import rng
 
 _PERCENT = 10
-_MOST = 100  # a class: 1,000 images choose a CIFAR-10 model well enough, the others are better spent on training
+_MOST = (
+    100  # a class: 1,000 images choose a CIFAR-10 model well enough, the others are better spent on training
+)
 
 
 def carve(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,7 +20,7 @@ def carve(labels: Tensor) -> tuple[Tensor, Tensor]:
     is no part of any run's seed: runs that differ in it must choose and learn from the same images.
     """
     chosen = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique().tolist():
+    for label in sorted(set(labels.tolist())):
         members = (labels == label).nonzero().flatten()
         count = min(-(-len(members) * _PERCENT // 100), _MOST, len(members) - 1)
         chosen[members[rng.permutation(0, f"validation/{label}", len(members))[:count]]] = True

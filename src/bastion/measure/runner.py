@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from bastion.measure.store import Column, Facts, ProbeStore
 from bastion.models import Classifier, checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes
+from bastion.probes.adversarial import Adversarial
 from bastion.progress import Advance, bar
 from bastion.recipe import Suite, load_suite
 from bastion.run import create_run, environment, version
@@ -96,6 +97,7 @@ def measure(
         "n": n,
         "probes": {label: each.folder.name for label, each in stores.items()},
         "described": {label: repr(probe) for label, probe in asked.items()},
+        "threats": {label: asdict(probe.threat) for label, probe in asked.items() if isinstance(probe, Adversarial)},
     }
     return store.read_measurement(home, store.write_measurement(home, about))
 

@@ -67,7 +67,7 @@ class Classifier(nn.Module):
                 f"model input: expected (B, {self.shape[0]}, H, W), got {tuple(x.shape)}; is this the data it was made for?"
             )
         logits: Tensor = self.network((x - self.mean) / self.std)
-        return logits
+        return logits if logits.dtype == torch.float64 else logits.float()  # also under autocast
 
     @torch.jit.ignore  # timm's optimizer factory looks for it
     def no_weight_decay(self) -> set[str]:
@@ -131,6 +131,8 @@ def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
             stack.callback(leave.remove)
         stack.enter_context(watch)
         yield
+    if watch.visited and not store:
+        raise BastionError("tap: this model has no attention maps; its blocks run no softmax over a 4-D tensor")
 
 
 class _SoftmaxWatch(TorchFunctionMode):
@@ -142,9 +144,10 @@ class _SoftmaxWatch(TorchFunctionMode):
         super().__init__()
         self.store = store
         self.block: str | None = None
+        self.visited = False
 
     def enter(self, block: str) -> None:
-        self.block = block
+        self.block, self.visited = block, True
 
     def leave(self) -> None:
         self.block = None

@@ -1,4 +1,4 @@
-"""Is the clean image classified right?"""
+"""Clean accuracy."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from bastion.types import Batch
 @probes.register("accuracy")
 @dataclass(frozen=True)
 class Accuracy:
+    """Is the clean image classified right?"""
+
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         with torch.no_grad():
             logits = model(batch.x)

@@ -1,0 +1,179 @@
+"""The command line: verbs, few flags. All that tunes a run is in the recipe, and `--set` changes one value of it."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bastion.errors import BastionError, Interrupted, did_you_mean
+from bastion.progress import console as stderr
+
+app = typer.Typer(
+    help="Train, attack and explain robust image classifiers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Get and check data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+stdout = Console(highlight=False)
+
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (see `bastion list recipes`) or a .yaml file.")],
+    change: Changes = None,
+    run: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/NAME-HASH.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+) -> None:
+    """Train a recipe."""
+    from bastion.training.trainer import train as train_recipe
+
+    finished = train_recipe(recipe, changes=tuple(change or ()), folder=run, resume=resume)
+    stdout.print(f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo", soft_wrap=True)
+
+
+@app.command()
+def measure(
+    model: Annotated[str, typer.Argument(help="A run, a model folder, or zoo/NAME.")],
+    suite: Annotated[str, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file.")] = "demo",
+    data: Annotated[
+        str, typer.Option(help="A data set; parameters as NAME:key=value,key=value, e.g. imagefolder:root=/data/imagenette.")
+    ] = "cifar10-mini",
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="Only the first N examples.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes, one thread each. Changes no bit of the result.")] = os.cpu_count() or 1,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+    block: Annotated[int, typer.Option(help="Examples that are stored together.")] = 64,
+    batch: Annotated[int | None, typer.Option(help="Examples per forward pass. Default: a whole block.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Where facts go. Default: the model's own run, or runs/.")] = None,
+) -> None:
+    """Measure a model with a suite of probes. Interrupted, it goes on where it was."""
+    from bastion.measure.runner import measure as measure_model
+
+    facts = measure_model(
+        model,
+        parse_data(data),
+        suite,
+        split=split,
+        limit=limit,
+        workers=workers,
+        seed=seed,
+        block=block,
+        batch=batch,
+        folder=run,
+    )
+    stdout.print(facts.table(), soft_wrap=True)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run directories.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page about one or more runs."""
+    from bastion.report.html import report as write_report
+
+    stdout.print(f"report: {write_report(runs, output)}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    target: Annotated[str, typer.Argument(help="A recipe, a run, a model folder, or a model's name.")],
+    change: Changes = None,
+) -> None:
+    """Show a resolved recipe, or a model's parameters, multiply-accumulates and blocks."""
+    from bastion import show as display
+
+    stdout.print(display.describe(target, tuple(change or ())), soft_wrap=True, markup=False)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="models, attacks, objectives, probes, data, recipes, suites or zoo.")],
+    pattern: Annotated[str, typer.Argument(help="Only names that match, such as 'timm/vit*'.")] = "*",
+) -> None:
+    """List what there is, by name."""
+    from bastion import show as display
+
+    if kind not in display.KINDS:
+        raise BastionError(f"list: unknown kind '{kind}'{did_you_mean(kind, display.KINDS)}")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, about in display.KINDS[kind](pattern):
+        if fnmatch.fnmatch(name, pattern):
+            table.add_row(name, f"[dim]{about}[/]")
+    stdout.print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    source: Annotated[Path | None, typer.Option("--from", help="Take it from this file or folder, not from the net.")] = None,
+) -> None:
+    """Fetch a data set, check it, and store it in the cache folder ($BASTION_DATA, ~/.cache/bastion)."""
+    from bastion.data import acquirers, datasets
+
+    datasets.names()  # finds the modules that know how to get data
+    if name not in acquirers:
+        raise BastionError(f"data get: nothing to get for '{name}'{did_you_mean(name, acquirers)}")
+    stdout.print(f"{name}: {acquirers[name](source)}", soft_wrap=True)
+
+
+@data_app.command("verify")
+def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> None:
+    """Check the stored data set against its SHA-256."""
+    from bastion.data import datasets
+    from bastion.data.arrays import verifiers
+
+    datasets.names()
+    if name not in verifiers:
+        raise BastionError(f"data verify: nothing to verify for '{name}'{did_you_mean(name, verifiers)}")
+    for part, digest in verifiers[name]().items():
+        stdout.print(f"{part:<14} {digest}", soft_wrap=True)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two runs and the report.")] = Path("demo"),
+) -> None:
+    """Train a small ViT twice, standard and adversarially, attack both, and write a report. Minutes on two cores."""
+    from bastion.demo import run_demo
+
+    stdout.print(run_demo(output), soft_wrap=True)
+
+
+def parse_data(text: str) -> dict[str, Any]:
+    """`imagefolder:root=/data,size=160` as a spec."""
+    from bastion.recipe import read
+
+    name, _, rest = text.partition(":")
+    spec: dict[str, Any] = {"name": name}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BastionError(f"--data {text}: expected NAME:key=value,key=value, got '{pair}'")
+        spec[key] = read(f"value: {value}", f"--data {text}")["value"]
+    return spec
+
+
+def main() -> None:
+    """One clear line and a code other than 0 for whatever is wrong with the input; a traceback only for our own mistakes."""
+    try:
+        app()
+    except Interrupted as stop:
+        stderr.print(f"stopped: {stop}", soft_wrap=True, markup=False)
+        sys.exit(128 + stop.signal)
+    except BastionError as error:
+        stderr.print(f"error: {error}", soft_wrap=True, markup=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,121 @@
+"""Fashion-MNIST (Xiao et al. 2017): 28 x 28 grey pictures of clothes, in MNIST's IDX files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bastion.data import acquirers, datasets
+from bastion.data.acquire import Source, acquire, from_apt, run
+from bastion.data.arrays import ArrayData, verifiers
+from bastion.data.download import download, part_of
+from bastion.errors import BastionError
+from bastion.storage import Arrays
+from bastion.types import DataSet
+
+_SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_DEBIAN_PACKAGE = "dataset-fashion-mnist"
+_DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+
+# part of the data set -> its file, without .gz, and the published MD5 with it
+_FILES = {
+    "train_images": ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    "train_labels": ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
+    "test_images": ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
+    "test_labels": ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
+}
+
+FASHION_MNIST = ArrayData(
+    name="fashion-mnist",
+    classes=(
+        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+    mean=(0.2860,),
+    std=(0.3530,),
+    # Of what the published .gz files decode to.
+    pinned={
+        "train_images": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+        "train_labels": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+        "test_labels": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    },
+)
+
+
+def read_fashion_mnist(path: Path) -> Arrays:
+    """The arrays of a folder with the four IDX files, or of the Debian package's .deb file."""
+    if path.suffix == ".deb":
+        with tempfile.TemporaryDirectory() as scratch:
+            run(["dpkg-deb", "-x", str(path.absolute()), scratch], Path(scratch))
+            return read_fashion_mnist(Path(scratch) / _DEBIAN_FOLDER.relative_to("/"))
+    if not path.is_dir():
+        raise BastionError(
+            f"{path}: expected a folder with {_FILES['train_images'][0]}[.gz] …, or a .deb file"
+        )
+    arrays = {part: _read_idx(_plain_or_gz(path, name)) for part, (name, _) in _FILES.items()}
+    return {part: array[..., None] if "images" in part else array for part, array in arrays.items()}
+
+
+def _plain_or_gz(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise BastionError(f"{folder}: has neither {name} nor {name}.gz")
+
+
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    """An IDX file: two zero bytes, 8 for uint8, the number of dimensions, their sizes, the values."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise BastionError(f"{path}: not readable, or cut off ({error})") from error
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise BastionError(f"{path}: not an IDX file of bytes: it starts with {content[:4].hex(' ')}")
+    start = 4 + 4 * content[3]
+    shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
+    values = np.frombuffer(content[start:], dtype=np.uint8)
+    if len(values) != np.prod(shape):
+        raise BastionError(f"{path}: cut off: it has {len(values):,} bytes for an array of shape {shape}")
+    return values.reshape(shape)
+
+
+def _copy_installed(folder: Path) -> None:
+    if not _DEBIAN_FOLDER.is_dir():
+        raise BastionError(f"the Debian package {_DEBIAN_PACKAGE} is not installed")
+    shutil.copytree(_DEBIAN_FOLDER, part_of(folder), dirs_exist_ok=True)
+    os.replace(part_of(folder), folder)
+
+
+def _download_official(folder: Path) -> None:
+    """All four files or no folder: what is there of them waits in `folder`.part."""
+    part = part_of(folder)
+    for name, md5 in _FILES.values():
+        if not (part / f"{name}.gz").exists():
+            download(f"{_SITE}/{name}.gz", part / f"{name}.gz", md5=md5)
+    os.replace(part, folder)
+
+
+def _get(source: Path | None) -> Path:
+    sources = (
+        Source("installed files", "fashion-mnist-installed", _copy_installed),
+        Source("the Debian package", f"{_DEBIAN_PACKAGE}.deb", from_apt(_DEBIAN_PACKAGE)),
+        Source("the official files", "fashion-mnist", _download_official),
+    )
+    return acquire(FASHION_MNIST, sources, read_fashion_mnist, source)
+
+
+@datasets.register("fashion-mnist")
+def fashion_mnist() -> DataSet:
+    return FASHION_MNIST.data_set(FASHION_MNIST.read())
+
+
+acquirers["fashion-mnist"] = _get
+verifiers["fashion-mnist"] = FASHION_MNIST.verify

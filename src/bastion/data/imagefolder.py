@@ -1,0 +1,203 @@
+"""Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech. Pictures are decoded on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch
+from PIL import Image
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data.transforms_factory import create_transform
+from torch import Tensor
+
+from bastion.data import datasets
+from bastion.data.split import carve
+from bastion.errors import BastionError
+from bastion.progress import bar
+from bastion.storage import fingerprint
+from bastion.types import Batch, DataSet
+
+Transform = Callable[[Image.Image], Tensor]  # to uint8 (3, size, size)
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif"}
+_TEST_FOLDERS = ("val", "validation", "test")
+_TEST_PERCENT = 20  # of each class, where the folder has no test part of its own
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pictures of one folder of class folders, in the order of the SHA-256 of their relative paths.
+
+    Alphabetical order would make the first N pictures all of the first class. In the order of a hash they are
+    a fair sample of all classes, the same one on every machine and whatever order the disk lists files in.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    files: tuple[tuple[str, int], ...]  # relative path, size in bytes
+    labels: Tensor
+
+
+class FolderSplit:
+    """Some pictures of a listing. An example's index is its position in the whole listing."""
+
+    def __init__(self, listing: Listing, transform: Transform, rows: Tensor | None = None) -> None:
+        self._listing = listing
+        self._transform = transform
+        self.index = torch.arange(len(listing.files)) if rows is None else rows
+        self.labels = listing.labels[self.index]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def image(self, position: int) -> Image.Image:
+        path = self._listing.folder / self._listing.files[int(self.index[position])][0]
+        try:
+            with Image.open(path) as picture:
+                return picture.convert("RGB")
+        # What Pillow raises for broken files of one format or another.
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+            EOFError,
+            struct.error,
+            Image.DecompressionBombError,
+        ) as error:
+            raise BastionError(f"{path}: not a readable picture ({error}); repair or remove it") from error
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        pixels = torch.stack([self._transform(self.image(position)) for position in where.tolist()])
+        return Batch(self.index[where], pixels.float() / 255, self.labels[where])
+
+    def subset(self, positions: Sequence[int]) -> FolderSplit:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        return FolderSplit(self._listing, self._transform, self.index[where])
+
+
+@datasets.register("imagefolder")
+def imagefolder(
+    root: str, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
+) -> DataSet:
+    """`root` has a folder `train` and one of `val`, `validation` and `test`, or else just the class folders.
+
+    In the second case 20 % of each class are for testing. `test_folder` says which of several it is.
+    For measuring, the shorter side becomes `size / crop_pct` pixels and the centre is cut out.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1 pixel, got {size}")
+    if not 0 < crop_pct <= 1:
+        raise ValueError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
+    listings, rows = _layout(Path(root).expanduser(), test_folder)
+    learnt, validated = carve(listings[0].labels[rows[0]])
+    transform = create_transform(
+        (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
+    )
+    return DataSet(
+        name="imagefolder",
+        classes=listings[0].classes,
+        shape=(3, size, size),
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        train=FolderSplit(listings[0], transform, rows[0][learnt]),
+        val=FolderSplit(listings[0], transform, rows[0][validated]),
+        test=FolderSplit(listings[1], transform, rows[1]),
+        # Of paths and sizes, not of pixels: reading all of ImageNet at each start would take many minutes.
+        fingerprint=fingerprint([listings[0].files, listings[1].files, size, crop_pct]),
+    )
+
+
+def _layout(root: Path, test_folder: str | None) -> tuple[tuple[Listing, Listing], tuple[Tensor, Tensor]]:
+    """The listings for training and for testing, and which of their rows."""
+    if not root.is_dir():
+        raise BastionError(f"{root}: no such folder; `root` must be a folder of class folders")
+    # A `train` without folders in it holds pictures: of trains.
+    if not (root / "train").is_dir() or not _folders(root / "train"):
+        if test_folder is not None:
+            raise BastionError(f"{root}: `test_folder` is given, but there is no folder `train` beside it")
+        listing = list_pictures(root)
+        return (listing, listing), _held_out(listing)
+    train, test = list_pictures(root / "train"), list_pictures(root / _test_name(root, test_folder))
+    if train.classes != test.classes:
+        lonely = sorted({*train.classes} ^ {*test.classes})
+        raise BastionError(
+            f"{root}: {train.folder.name} and {test.folder.name} must have the same class folders; in one of "
+            f"them only: {', '.join(lonely[:5])}{' …' if lonely[5:] else ''} ({len(lonely)} in all)"
+        )
+    return (train, test), (torch.arange(len(train.files)), torch.arange(len(test.files)))
+
+
+def _test_name(root: Path, given: str | None) -> str:
+    names = [name for name in _TEST_FOLDERS if (root / name).is_dir()] if given is None else [given]
+    if not names:
+        raise BastionError(
+            f"{root}: has `train` but none of {', '.join(_TEST_FOLDERS)}; give {root / 'train'} as `root` to "
+            f"test on {_TEST_PERCENT} % of it"
+        )
+    if len(names) > 1:
+        raise BastionError(f"{root}: has {' and '.join(names)}; say which one is measured with `test_folder`")
+    return names[0]
+
+
+def _held_out(listing: Listing) -> tuple[Tensor, Tensor]:
+    """Rows to train on, and the rows to test on: the first 20 % of each class, at least one picture."""
+    held = torch.zeros(len(listing.files), dtype=torch.bool)
+    for label, name in enumerate(listing.classes):
+        members = (listing.labels == label).nonzero().flatten()
+        if len(members) < 2:
+            raise BastionError(f"{listing.folder / name}: one picture; training and testing need one each")
+        held[members[: max(1, len(members) * _TEST_PERCENT // 100)]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def list_pictures(folder: Path) -> Listing:
+    """Every picture below the class folders of `folder`; a class without any is an error."""
+    classes = _folders(folder)
+    if not classes:
+        raise BastionError(f"{folder}: no class folders in it; expected {folder}/CLASS/*.jpg")
+    found = []
+    with bar(f"listing {folder}", None):
+        for label, name in enumerate(classes):
+            pictures = [(path, size, label) for path, size in _pictures(folder, name)]
+            if not pictures:
+                raise BastionError(
+                    f"{folder / name}: no pictures ({' '.join(sorted(_SUFFIXES))}) in this class folder"
+                )
+            found += pictures
+    found.sort(key=lambda file: hashlib.sha256(file[0].encode()).digest())
+    return Listing(
+        folder=folder,
+        classes=tuple(classes),
+        files=tuple((path, size) for path, size, _ in found),
+        labels=torch.tensor([label for _, _, label in found]),
+    )
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        return sorted(
+            item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith(".")
+        )
+    except OSError as error:
+        raise BastionError(f"{folder}: cannot be listed: {error.strerror or error}") from error
+
+
+def _pictures(root: Path, below: str) -> Iterator[tuple[str, int]]:
+    """Path relative to `root`, with forward slashes on every system, and size of the pictures in a folder."""
+    for item in os.scandir(root / below):
+        if item.name.startswith("."):
+            continue
+        path = f"{below}/{item.name}"
+        if item.is_dir():
+            yield from _pictures(root, path)
+        elif os.path.splitext(item.name)[1].lower() in _SUFFIXES:
+            yield path, item.stat().st_size

@@ -1,0 +1,1 @@
+"""From run directories to one HTML page. Reads facts; never imports torch."""

@@ -1,0 +1,129 @@
+"""What an attack did, in pictures: the clean image, the attacked one, and their difference made visible. No torch."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from bastion.errors import BastionError
+from bastion.measure.store import Column, Facts, read_pictures
+from bastion.report.tables import Subject, eps_text, threat_text
+
+EXAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Picture:
+    source: str  # a data URI
+    caption: str
+    verdict: str = ""  # right, wrong, or outside (of the budget: does not count)
+
+
+@dataclass(frozen=True)
+class Example:
+    truth: str
+    clean: Picture
+    adversarial: Picture
+    perturbation: Picture
+
+
+@dataclass(frozen=True)
+class Gallery:
+    subject: Subject
+    label: str
+    threat: str
+    scale: str  # how large a perturbation is drawn as black or white
+    examples: list[Example]
+
+
+def galleries(subject: Subject) -> list[Gallery]:
+    """One per attack of which pictures were kept. Measurements that share a probe share its pictures."""
+    found: dict[str, Gallery] = {}
+    for facts in subject.measurements:
+        for label, folder in facts.about["probes"].items():
+            pictures = read_pictures(subject.run, facts, label)
+            if folder not in found and {"clean", "adversarial"} <= pictures.keys():
+                found[folder] = _gallery(subject, facts, label, pictures["clean"], pictures["adversarial"])
+    return list(found.values())
+
+
+def _gallery(subject: Subject, facts: Facts, label: str, clean: Column, adversarial: Column) -> Gallery:
+    predicted = clean_predictions(facts, label)[: len(clean)]
+    chosen = choose(predicted == facts.columns[f"{label}/label"][: len(clean)])
+    scale, in_words = _scale(facts, label, adversarial[chosen] - clean[chosen])
+    examples = [_example(facts, label, row, int(predicted[row]), clean[row], adversarial[row], scale) for row in chosen]
+    return Gallery(subject, label, threat_text(facts.about, label), in_words, examples)
+
+
+def clean_predictions(facts: Facts, label: str) -> Column:
+    """What the model said before the attack, read off the attack's own facts.
+
+    A clean mistake is not attacked, so that its prediction is still the clean one; all others were right.
+    """
+    column = {name: facts.columns[f"{label}/{name}"] for name in ("correct", "distance", "label", "prediction")}
+    alive = column["correct"] | np.isfinite(column["distance"])
+    predictions: Column = np.where(alive, column["label"], column["prediction"])
+    return predictions
+
+
+def choose(right: Column) -> list[int]:
+    """The first examples, those that were right on the clean image before the others."""
+    rows = np.concatenate([np.flatnonzero(right), np.flatnonzero(~right)])
+    return [int(row) for row in rows[:EXAMPLES]]
+
+
+def _scale(facts: Facts, label: str, delta: Column) -> tuple[float, str]:
+    """ε bounds each pixel of an ℓ∞ perturbation; of others, and of unknown ones, the largest change seen does."""
+    threat = facts.about.get("threats", {}).get(label)
+    if threat and threat["norm"] == "linf":
+        return threat["eps"], f"ε = {eps_text(threat['eps'])}"
+    largest = float(np.abs(delta).max(initial=0))
+    return largest, f"the largest change of a pixel in these examples, {largest:.3g}"
+
+
+def _example(
+    facts: Facts, label: str, row: int, predicted: int, clean: Column, adversarial: Column, scale: float
+) -> Example:
+    classes = facts.about["classes"]
+    fact = {name: facts.columns[f"{label}/{name}"][row] for name in ("label", "prediction", "in_budget")}
+    verdict = "right" if fact["prediction"] == fact["label"] else "wrong" if fact["in_budget"] else "outside"
+    return Example(
+        truth=class_name(classes, fact["label"]),
+        clean=Picture(
+            source=data_uri(to_bytes(clean)),
+            caption=class_name(classes, predicted),
+            verdict="right" if predicted == fact["label"] else "wrong",
+        ),
+        adversarial=Picture(data_uri(to_bytes(adversarial)), class_name(classes, fact["prediction"]), verdict),
+        perturbation=Picture(data_uri(rescaled(adversarial - clean, scale)), "perturbation"),
+    )
+
+
+def class_name(classes: Sequence[str], index: Any) -> str:
+    return classes[index] if 0 <= index < len(classes) else f"class {index}"
+
+
+def rescaled(delta: Column, scale: float) -> Column:
+    """(δ + ε) / 2ε as bytes: −ε is black, no change is grey, +ε is white."""
+    return to_bytes((delta + scale) / (2 * scale) if scale > 0 else np.full_like(delta, 0.5))
+
+
+def to_bytes(image: Column) -> Column:
+    """Pixels in [0,1] to 0 … 255."""
+    levels: Column = np.rint(255 * np.clip(image.astype(np.float64), 0, 1)).astype(np.uint8)
+    return levels
+
+
+def data_uri(image: Column) -> str:
+    """A PNG of (C, H, W) bytes with one or three channels."""
+    if image.shape[0] not in (1, 3):
+        raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
+    file = io.BytesIO()
+    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

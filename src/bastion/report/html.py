@@ -1,0 +1,93 @@
+"""One self-contained HTML page about one or more runs. No torch, no network, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from bastion import recipe, storage
+from bastion.report import plots, tables
+from bastion.report.gallery import galleries
+from bastion.report.tables import Comparison, Subject
+
+_WIDE, _NARROW = 860, 350  # a chart is drawn once for a desk and once for a phone
+
+
+def report(runs: Sequence[str | Path], output: str | Path) -> Path:
+    """Write the page about these run directories to `output`. The same facts give the same bytes."""
+    page = render(tables.read_subjects(runs))
+    storage.write_text(Path(output), page)
+    return Path(output)
+
+
+def render(subjects: Sequence[Subject]) -> str:
+    comparisons = tables.compare(subjects)
+    return _environment().get_template("report.html.j2").render(
+        subjects=subjects,
+        comparisons=comparisons,
+        summary=tables.summary(comparisons),
+        unmeasured=[subject for subject in subjects if not subject.measurements],
+        untrained=[subject for subject in subjects if not subject.records("step") + subject.records("epoch")],
+        charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],
+        panels=plots.training_panels(subjects),
+        galleries=[(subject, galleries(subject)) for subject in subjects],
+        details=[_details(subject) for subject in subjects],
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("bastion.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": tables.percent,
+        "interval": tables.interval,
+        "quantity": tables.quantity,
+        "sign": lambda mark: plots.MARKERS[plots.marker(mark)],
+        "colour": lambda mark: f"var(--run-{mark % plots.COLOURS})",
+    }
+    return environment
+
+
+def _charts(comparison: Comparison, position: int) -> dict[str, Any]:
+    widths = {"wide": _WIDE, "narrow": _NARROW}
+    return {
+        name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
+    }
+
+
+def _details(subject: Subject) -> dict[str, Any]:
+    """What a reader needs to believe the numbers, or to make them again."""
+    resolved = subject.run.recipe()
+    return {
+        "subject": subject,
+        "recipe": None if resolved is None else recipe.dump(resolved),
+        "origins": [("Run", _origin(subject.run.provenance()))]
+        + [(_measured(facts.about), _origin(facts.about)) for facts in subject.measurements],
+        "described": {
+            label: text for facts in subject.measurements for label, text in facts.about["described"].items()
+        },
+        "events": subject.records("event"),
+    }
+
+
+def _measured(about: dict[str, Any]) -> str:
+    return f"Suite {about['suite']} on {about['n']} images of {about['data']['name']} ({about['split']})"
+
+
+def _origin(about: dict[str, Any]) -> dict[str, str]:
+    """Of a provenance or a measurement; older ones may lack some of it."""
+    lists = {key: about.get(key, {}) for key in ("machine", "versions")}
+    return {
+        "date": str(about.get("created", "unknown")),
+        "command": str(about.get("command", "unknown")),
+        "seed": str(about.get("seed", "unknown")),
+        **{key: ", ".join(f"{name} {value}" for name, value in pairs.items()) for key, pairs in lists.items()},
+    }

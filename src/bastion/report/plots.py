@@ -1,0 +1,216 @@
+"""Charts as inline SVG whose colours and fonts are the page's own, so that they follow light, dark and print. No torch."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bastion.measure.store import Column
+from bastion.report.tables import Comparison, Subject, percent
+
+COLOURS = 8
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
+POINTS = 300  # a longer curve is averaged down to so many
+
+# matplotlib draws with stand-ins, which `_inline` replaces by the page's variables.
+_INK, _MUTED, _GRID, _PAPER = "#000001", "#000002", "#000003", "#000004"
+_RUNS = [f"#0001{position:02x}" for position in range(COLOURS)]
+_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line", _PAPER: "--paper"} | {
+    colour: f"--run-{position}" for position, colour in enumerate(_RUNS)
+}
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "bastion",  # the same facts give the same page
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "font.size": 12,
+    "text.color": _INK,
+    "axes.edgecolor": _GRID,
+    "axes.facecolor": "none",
+    "axes.labelcolor": _MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "xtick.color": _GRID,
+    "ytick.color": _GRID,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED,
+    "figure.facecolor": "none",
+}
+_ROW, _GAP, _HEAD, _FOOT = 22, 34, 16, 40  # of the accuracy chart, in pixels
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one run over its training."""
+
+    mark: int
+    epochs: Column
+    values: Column
+    steps: bool  # a line through training batches, or points of validation
+
+
+def marker(mark: int) -> str:
+    return list(MARKERS)[mark % len(MARKERS)]
+
+
+def colour(mark: int) -> str:
+    return _RUNS[mark % COLOURS]
+
+
+def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
+    """Every run's accuracy under every probe as a dot on its 95 % interval."""
+    block = _GAP + _ROW * len(comparison.rows)
+    height = _HEAD + block * len(comparison.columns) + _FOOT
+    with _figure(width, height) as figure:
+        axes = _axes(figure, left=14, right=34, top=_HEAD, bottom=_FOOT)
+        axes.set(xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[])
+        axes.grid(axis="x")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("images classified right (%)")
+        axes.axvline(100 * comparison.chance, color=_MUTED, linewidth=1, linestyle=(0, (2, 3)))
+        axes.text(100 * comparison.chance, -4, "chance", color=_MUTED, ha="center", fontsize=11)
+        for position, label in enumerate(comparison.columns):
+            _draw_probe(axes, comparison, label, block * position)
+        title = f"Accuracy with 95 % intervals: {comparison.title}, n = {comparison.n}"
+        return _inline(figure, key, title)
+
+
+def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> None:
+    """The probe's name, then a line for each run."""
+    name = axes.annotate(label, (0, top + _GAP - 10), fontsize=13, weight="semibold", annotation_clip=False)
+    axes.annotate(f"   {comparison.threat(label)}", (1, 0), xycoords=name, color=_MUTED, va="bottom")
+    for line, row in enumerate(comparison.rows):
+        estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
+        paint = colour(row.subject.mark)
+        low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
+        axes.plot([low, high], [y, y], color=paint, alpha=0.35, linewidth=6, solid_capstyle="butt", clip_on=False)
+        axes.plot(
+            value, y, marker(row.subject.mark), color=paint, markersize=9, markeredgecolor=_PAPER, clip_on=False
+        )
+        axes.annotate(
+            percent(estimate.value), (high, y), (9, 0), textcoords="offset points", va="center", annotation_clip=False
+        )
+
+
+def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
+    """Loss, clean accuracy and accuracy under attack, all runs in each; what no run has logged is left out."""
+    loss = _curves(subjects, "loss", None, 1)
+    clean = _curves(subjects, "clean_accuracy", "val_clean", 100)
+    robust = _curves(subjects, "robust_accuracy", "val_robust", 100)
+    top = min(100.0, 1.1 * max((float(curve.values.max()) for curve in clean + robust), default=100.0))
+    return [
+        _panel(curves, label, limit, key)
+        for curves, label, limit, key in (
+            (loss, "training loss", None, "loss"),
+            (clean, "clean accuracy (%)", top, "clean"),
+            (robust, "accuracy under attack (%)", top, "robust"),
+        )
+        if curves
+    ]
+
+
+def _panel(curves: Sequence[Curve], label: str, top: float | None, key: str) -> Markup:
+    with _figure(360, 260) as figure:
+        axes = _axes(figure, left=48, right=10, top=12, bottom=42)
+        for curve in curves:
+            form: dict[str, Any] = (
+                {"linewidth": 1.6, "alpha": 0.75}
+                if curve.steps
+                else {"linestyle": "", "marker": marker(curve.mark), "markersize": 7, "markeredgecolor": _PAPER}
+            )
+            axes.plot(curve.epochs, curve.values, color=colour(curve.mark), clip_on=False, **form)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.set_xlim(left=0)
+        axes.set_ylim(0 if top else None, top or None)
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+        axes.grid(axis="y")
+        return _inline(figure, f"training-{key}", f"{label} over the epochs of training")
+
+
+def _curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, unit: float) -> list[Curve]:
+    """Lines before points, so that points are drawn on top."""
+    sources = [("step", step_key)] + ([("epoch", epoch_key)] if epoch_key else [])
+    curves = [
+        Curve(subject.mark, *_averaged(*_series(subject, kind, key, unit)), steps=kind == "step")
+        for kind, key in sources
+        for subject in subjects
+    ]
+    return [curve for curve in curves if len(curve.values)]
+
+
+def _series(subject: Subject, kind: str, key: str, unit: float) -> tuple[Column, Column]:
+    """Epochs and values, without what was not logged or is not finite."""
+    pairs = [(record["epoch"], record[key]) for record in subject.records(kind) if record.get(key) is not None]
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    table = table[np.isfinite(table).all(axis=1)]
+    return table[:, 0], unit * table[:, 1]
+
+
+def _averaged(epochs: Column, values: Column) -> tuple[Column, Column]:
+    """Means over equal stretches, at most `POINTS` of them."""
+    if len(values) <= POINTS:
+        return epochs, values
+    means = [
+        np.array([part.mean() for part in np.array_split(column, POINTS)]) for column in (epochs, values)
+    ]
+    return means[0], means[1]
+
+
+@contextmanager
+def _figure(width: int, height: int) -> Iterator[Figure]:
+    """A figure measured in CSS pixels."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # The browser has the fonts for any name; matplotlib, which only measures, may not.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+def _axes(figure: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes:
+    width, height = 72 * figure.get_size_inches()
+    return figure.add_axes(
+        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    )
+
+
+def _inline(figure: Figure, key: str, title: str) -> Markup:
+    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    root = ElementTree.fromstring(file.getvalue())
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+    for element in root.findall(".//defs"):
+        for sheet in element.findall("style"):
+            element.remove(sheet)  # it would style the whole page
+    width, height = (round(72 * side) for side in figure.get_size_inches())
+    root.attrib = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {width}px", "role": "img"}
+    root.attrib["aria-label"] = title
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _adapt(name: str, value: str, key: str) -> str:
+    if name == "style":
+        return re.sub("#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value)
+    if name == "id":
+        return f"{key}-{value}"
+    if _local(name) in ("href", "clip-path"):
+        return value.replace("#", f"#{key}-")
+    return value

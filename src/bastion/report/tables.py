@@ -1,0 +1,177 @@
+"""What the report says in words and rows: who may stand beside whom, and how a number reads. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.measure.intervals import Estimate
+from bastion.measure.store import Facts, read_measurements
+from bastion.run import Run, open_run
+
+WORST = "worst case"
+_NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run, under the name and the mark (colour and marker) that it has on the whole page."""
+
+    name: str
+    mark: int
+    run: Run
+    measurements: list[Facts]
+    history: list[dict[str, Any]]
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Of the log: `step`, `epoch` or `event`."""
+        return [record for record in self.history if record.get("kind") == kind]
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    subject: Subject
+    facts: Facts
+    accuracies: dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that were asked the same probes on the same images: only such rows share a table."""
+
+    rows: list[Row]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.rows[0].facts.about
+
+    @property
+    def title(self) -> str:
+        return f"{self.about['data']['name']}, {self.about['split']} split, suite {self.about['suite']}"
+
+    @property
+    def n(self) -> int:
+        return self.rows[0].facts.n
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows[0].accuracies)
+
+    @property
+    def chance(self) -> float:
+        return 1 / len(self.about["classes"])
+
+    def threat(self, label: str) -> str:
+        """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack."""
+        return threat_text(self.about, label)
+
+    def measures(self) -> dict[str, list[Estimate]]:
+        """What was measured besides accuracy: per name, one estimate a row."""
+        estimates = [row.facts.estimates() for row in self.rows]
+        return {name: [each[name] for each in estimates] for name in estimates[0]}
+
+
+def read_subjects(folders: Iterable[str | Path]) -> list[Subject]:
+    """Each run once. Runs whose folders have the same name are told apart by their paths."""
+    runs = list({run.folder.resolve(): run for run in map(open_run, folders)}.values())
+    if not runs:
+        raise BastionError("report: no run was given; give one or more run directories")
+    names = [run.name for run in runs]
+    return [
+        Subject(
+            name=run.name if names.count(run.name) == 1 else str(run.folder),
+            mark=mark,
+            run=run,
+            measurements=read_measurements(run),
+            history=run.history(),
+        )
+        for mark, run in enumerate(runs)
+    ]
+
+
+def compare(subjects: Sequence[Subject]) -> list[Comparison]:
+    """Measurements of equal data, split, suite, probes and n together; most rows first, then most images."""
+    groups: dict[str, list[tuple[Subject, Facts]]] = {}
+    for subject in subjects:
+        for facts in subject.measurements:
+            groups.setdefault(_question(facts), []).append((subject, facts))
+    comparisons = [Comparison(_rows(group)) for group in groups.values()]
+    return sorted(comparisons, key=lambda each: (len(each.rows), each.n), reverse=True)
+
+
+def _question(facts: Facts) -> str:
+    keys = ("data", "split", "suite", "n", "described")
+    return storage.fingerprint({key: facts.about[key] for key in keys})
+
+
+def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
+    """A run that was asked twice, with another seed or weights, is told apart by the time."""
+    asked = [subject.name for subject, _ in group]
+    return [
+        Row(
+            name=subject.name if asked.count(subject.name) == 1 else f"{subject.name}, {facts.about['created']}",
+            subject=subject,
+            facts=facts,
+            accuracies=facts.accuracies(),
+        )
+        for subject, facts in group
+    ]
+
+
+def attacked(facts: Facts, label: str) -> bool:
+    return f"{label}/in_budget" in facts.columns
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """The first comparison in one sentence."""
+    if not comparisons or not comparisons[0].columns:
+        return "Nothing has been measured yet."
+    first = comparisons[0]
+    images = f"On {first.n} images of {first.about['data']['name']} ({first.about['split']})"
+    said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
+    return f"{images}, {'; '.join(said)}."
+
+
+def _verdict(row: Row, *, spelled_out: bool) -> str:
+    """`robust: 47.0 % right on clean images, 26.5 % under attack`, or short `standard: 55.0 % and 0.0 %`."""
+    clean = [label for label in row.accuracies if label != WORST and not attacked(row.facts, label)]
+    others = [label for label in row.accuracies if label != WORST and label not in clean[:1]]
+    worst = WORST if WORST in row.accuracies else others[0] if others else None
+    setting = "under attack" if all(attacked(row.facts, label) for label in others) else "in the worst case"
+    parts = [(label, "right on clean images") for label in clean[:1]] + [(label, setting) for label in [worst] if label]
+    numbers = [f"{percent(row.accuracies[label].value)} %" for label, _ in parts]
+    if not spelled_out:
+        return f"{row.name}: {' and '.join(numbers)}"
+    return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def interval(estimate: Estimate) -> str:
+    return f"{percent(estimate.low)}–{percent(estimate.high)}"
+
+
+def quantity(value: float) -> str:
+    """A number of unknown size, to four digits."""
+    return f"{value:.4g}" if math.isfinite(value) else "–"
+
+
+def threat_text(about: dict[str, Any], label: str) -> str:
+    threat = about.get("threats", {}).get(label)
+    return f"{_NORMS.get(threat['norm'], threat['norm'])} ≤ {eps_text(threat['eps'])}" if threat else ""
+
+
+def eps_text(eps: float) -> str:
+    """As people write it: `8/255`, unless it is a short decimal."""
+    levels = round(255 * eps, 2)
+    if eps != round(eps, 3) and abs(255 * eps - levels) < 1e-6:
+        return f"{levels:g}/255"
+    return f"{eps:.4g}"

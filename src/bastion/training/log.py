@@ -1,0 +1,55 @@
+"""The training log: jsonl for bastion, TensorBoard for people who like it, a line for the progress bar."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from bastion.progress import console
+from bastion.run import Run
+
+
+class Log:
+    def __init__(self, run: Run, step: int) -> None:
+        self.run = run
+        self.images = 0  # since the last record
+        self.since = time.monotonic()
+        self.board = SummaryWriter(str(run.tensorboard), purge_step=step or None)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.board.close()  # type: ignore[no-untyped-call]
+
+    def write_step(self, record: dict[str, Any]) -> str:
+        """Store one step's numbers; returns them as a few words."""
+        seconds = time.monotonic() - self.since
+        record = {"kind": "step", **record, "images_per_s": self.images / seconds, "seconds": seconds}
+        self.run.log(record)
+        self._to_board("train", record)
+        self.images, self.since = 0, time.monotonic()
+        words = [f"loss {record['loss']:.3f}", f"clean {100 * record['clean_accuracy']:.0f} %"]
+        if "robust_accuracy" in record:
+            words.append(f"robust {100 * record['robust_accuracy']:.0f} %")
+        return "  ".join([*words, f"{record['images_per_s']:.0f} images/s"])
+
+    def write_epoch(self, record: dict[str, Any], epochs: int) -> None:
+        """Store an epoch's numbers, and say them in a line."""
+        self.run.log({"kind": "epoch", **record})
+        self._to_board("validation", record)
+        self.board.flush()  # type: ignore[no-untyped-call]
+        words = [f"{self.run.name}  epoch {record['epoch']}/{epochs}"]
+        for name in ("clean", "robust"):
+            if f"val_{name}" in record:
+                words.append(f"{name} {100 * record[f'val_{name}']:.1f} %")
+        console.print("  ".join(words))
+        self.since = time.monotonic()
+
+    def _to_board(self, group: str, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, float):
+                self.board.add_scalar(f"{group}/{name}", value, record["step"])  # type: ignore[no-untyped-call]

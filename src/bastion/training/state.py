@@ -1,0 +1,60 @@
+"""Training state in one safetensors file: tensors as tensors, the rest as JSON in its header. No pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bastion import storage
+from bastion.errors import BastionError
+
+
+def save_state(path: Path, state: Any) -> None:
+    """Write nested dicts, lists and tuples of tensors and plain values, atomically."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = json.dumps(_pack(state, tensors))
+    with storage.atomic(path) as temporary:
+        save_file(tensors, temporary, metadata={"state": skeleton})
+
+
+def load_state(path: Path) -> Any:
+    storage.check_safetensors(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return _unpack(json.loads(file.metadata()["state"]), tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BastionError(f"{path}: corrupt or truncated ({error}); an earlier checkpoint may be whole") from error
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON with tensors replaced by their names; keeps apart what JSON would blur: tuples, keys that are numbers."""
+    if isinstance(value, Tensor):
+        name = f"{len(tensors):06d}"
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[key, _pack(inner, tensors)] for key, inner in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_pack(inner, tensors) for inner in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a training state holds tensors and plain values, got {type(value).__name__}")
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    (kind, content), *_ = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _unpack(inner, tensors) for key, inner in content}
+    sequence = [_unpack(inner, tensors) for inner in content]
+    return tuple(sequence) if kind == "tuple" else sequence

@@ -1,0 +1,302 @@
+"""The one training loop. Read `Trainer.fit` first.
+
+Nothing random has a state: order, augmentation, attacks and dropout are functions of the seed and the step. So a run
+that is stopped anywhere and resumed ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from bastion import rng
+from bastion.attacks import Threat, attacks
+from bastion.attacks.losses import misclassified
+from bastion.data import datasets
+from bastion.data.augment import mixing, training_transform
+from bastion.data.loader import training_batches
+from bastion.errors import BastionError, Interrupted
+from bastion.models import Classifier, checkpoint
+from bastion.models import models as model_families
+from bastion.progress import bar, console
+from bastion.recipe import Recipe, Stats, load_recipe
+from bastion.registry import bind
+from bastion.run import Run, create_run
+from bastion.signals import StopRequest, stoppable
+from bastion.training.log import Log
+from bastion.training.objectives import objectives
+from bastion.training.optim import make_optimizer, make_schedule
+from bastion.training.state import load_state, save_state
+from bastion.types import Batch, DataSet, Example, Losses, Objective, Split
+
+
+def train(
+    recipe: Recipe | str | Path,
+    *,
+    changes: tuple[str, ...] = (),
+    folder: str | Path | None = None,
+    resume: bool = False,
+) -> Run:
+    """Train a recipe in a run directory; by default `runs/NAME-HASH`."""
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
+    check(chosen)
+    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
+    run = create_run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}", chosen.seed, chosen)
+    if any(run.checkpoints.glob("*.safetensors")) and not resume:
+        raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+    trainer = Trainer(chosen, run)
+    trainer.restore()
+    with stoppable() as stop:
+        trainer.fit(stop)
+    return run
+
+
+def check(recipe: Recipe) -> Objective:
+    """Raise what is wrong with the recipe before anything is loaded, downloaded or written."""
+    datasets.check(recipe.data.plain(), "data")
+    model_families.check(recipe.model.plain(), "model")
+    objective = objectives.build(recipe.objective.plain(), "objective")
+    if recipe.validate_.attack is not None:
+        attacks.build(recipe.validate_.attack.plain(), "validate.attack")
+        _validation_threat(recipe, objective)
+    return objective
+
+
+class Trainer:
+    """Everything that a run is made of, and the loop over it."""
+
+    def __init__(self, recipe: Recipe, run: Run) -> None:
+        self.recipe, self.run = recipe, run
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.data: DataSet = datasets.build(recipe.data.plain(), "data")
+        self.split = _limited(self.data.train, recipe.train_limit)
+        self.model = build_model(recipe, self.data).to(self.device)
+        self.objective = check(recipe).to(self.device)
+        self.optimizer = make_optimizer(self.model, self.objective, recipe.optimizer)
+        self.steps_per_epoch = max(1, len(self.split) // recipe.batch)
+        self.total_steps = recipe.schedule.epochs * self.steps_per_epoch
+        self.schedule = make_schedule(self.optimizer, recipe.schedule, self.steps_per_epoch)
+        self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
+        self.mix = mixing(recipe.augment, len(self.data.classes), recipe.batch)
+        self.step = 0  # how many steps are done
+        self.best = -1.0  # the validation score of the model that is kept
+
+    def fit(self, stop: StopRequest) -> None:
+        """Every step from here to the end of the recipe."""
+        log = Log(self.run, self.step)
+        saved = time.monotonic()
+        with log, bar(f"training {self.run.name}", self.total_steps, self.step) as advance:
+            for batch in self.batches():
+                example, losses, norm = self.learn(batch)
+                self.step += 1
+                epoch_ends = self.step % self.steps_per_epoch == 0
+                log.images += len(batch.x)
+                if self.step % self.recipe.log_every == 0 or epoch_ends:
+                    advance(0, note=log.write_step(self.summary(example, losses, norm)))
+                if epoch_ends:
+                    self.end_epoch(log)
+                if epoch_ends or stop or time.monotonic() - saved > 60 * self.recipe.checkpoint.minutes:
+                    self.save()
+                    saved = time.monotonic()
+                if stop:
+                    raise self.interrupted(stop)
+                advance()
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches from the present step on, mixed if the recipe says so."""
+        loader = training_batches(
+            self.split,
+            training_transform(self.recipe.augment, self.data),
+            batch=self.recipe.batch,
+            seed=self.recipe.seed,
+            start=self.step,
+            stop=self.total_steps,
+            workers=self.recipe.workers,
+        )
+        for batch in loader:
+            with self.random("mix"):
+                yield self.mix(batch.to(self.device).check(len(self.data.classes), f"training step {self.step}"))
+
+    def learn(self, batch: Batch) -> tuple[Example, Losses, Tensor]:
+        """One step: find the example, go down its loss."""
+        self.model.train()
+        self.schedule.step_update(self.step)
+        with self.random("learn"), self.precision():
+            example = self.objective.prepare(
+                self.model, batch, progress=self.step / self.steps_per_epoch, seed=rng.key(self.recipe.seed, self.step)
+            )
+            losses = self.objective.loss(self.model, example)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses.total.backward()
+        limit = self.recipe.optimizer.clip_grad
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit or torch.inf)
+        if not (losses.total.isfinite() and norm.isfinite()):
+            raise self.diverged(losses.total.item(), norm.item())
+        self.optimizer.step()
+        if self.ema:
+            self.ema.update(self.model, self.step)
+        return example, losses, norm
+
+    def summary(self, example: Example, losses: Losses, norm: Tensor) -> dict[str, Any]:
+        """Numbers of the last step for the log. Clean accuracy costs a forward pass where training does not see clean images."""
+        accuracy = _accuracy(losses.logits, example.clean.y)
+        record = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "loss": losses.total.item(),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": norm.item(),
+            "clean_accuracy": accuracy,
+            **example.notes,
+            **{name: term.item() for name, term in losses.terms.items()},
+        }
+        if example.x is not example.clean.x:
+            self.model.eval()
+            with torch.no_grad(), self.precision():
+                record["clean_accuracy"] = _accuracy(self.model(example.clean.x), example.clean.y)
+            record["robust_accuracy"] = accuracy
+        return record
+
+    def end_epoch(self, log: Log) -> None:
+        """Look at the held-out images, and keep the model if it is the one to keep."""
+        settings = self.recipe.validate_
+        epoch = self.step // self.steps_per_epoch
+        last = self.step == self.total_steps
+        record: dict[str, Any] = {"step": self.step, "epoch": epoch}
+        if epoch % settings.every == 0 or last:
+            record |= self.validate()
+            score = record.get("val_robust", record["val_clean"])
+            if settings.choose == "last" or score > self.best:
+                self.best = score
+                checkpoint.save(self.kept(), self.run.model, {"run": self.run.name, "recipe": self.recipe.hash(), **record})
+        log.write_epoch(record, self.recipe.schedule.epochs)
+
+    def validate(self) -> dict[str, Any]:
+        """Clean and, if the recipe names an attack, robust accuracy on the validation split."""
+        settings, model = self.recipe.validate_, self.kept()
+        split = _limited(self.data.val, settings.limit)
+        attack = attacks.build(settings.attack.plain(), "validate.attack") if settings.attack else None
+        threat = _validation_threat(self.recipe, self.objective) if attack else None
+        model.eval()
+        clean, robust = 0, 0
+        for start in range(0, len(split), 256):
+            batch = split.batch(range(start, min(start + 256, len(split)))).to(self.device)
+            right = ~_wrong(model, batch.x, batch.y)
+            clean += int(right.sum())
+            if attack and threat:
+                x = attack(model, batch, threat, seed=self.recipe.seed)
+                robust += int((right & ~_wrong(model, x, batch.y)).sum())
+        record = {"val_n": len(split), "val_clean": clean / len(split)}
+        return {**record, "val_robust": robust / len(split)} if attack else record
+
+    def kept(self) -> Classifier:
+        """The model that is measured and saved: the average of the weights if there is one."""
+        if self.ema is None:
+            return self.model
+        average: Classifier = self.ema.module
+        return average
+
+    def save(self) -> None:
+        """A checkpoint of everything that is not a function of recipe and step; older ones are removed."""
+        state = {
+            "step": self.step,
+            "best": self.best,
+            "model": self.model.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema else None,
+        }
+        save_state(self.run.checkpoints / f"step-{self.step:09d}.safetensors", state)
+        for old in sorted(self.run.checkpoints.glob("step-*.safetensors"))[: -self.recipe.checkpoint.keep]:
+            old.unlink()
+
+    def restore(self) -> None:
+        """Go back to the newest checkpoint that is whole, if there is one."""
+        for path in sorted(self.run.checkpoints.glob("step-*.safetensors"), reverse=True):
+            try:
+                state = load_state(path)
+            except BastionError as error:
+                console.print(f"[yellow]{error}; trying the one before it[/]")
+                self.run.log({"kind": "event", "step": 0, "message": f"{path.name} is damaged; the one before it is used"})
+                continue
+            self.model.load_state_dict(state["model"])
+            self.objective.load_state_dict(state["objective"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.ema:
+                self.ema.module.load_state_dict(state["ema"])
+            self.step, self.best = state["step"], state["best"]
+            self.run.rewind_log(self.step)
+            self.run.log({"kind": "event", "step": self.step, "message": f"resumed at step {self.step}"})
+            return
+        self.run.rewind_log(0)
+
+    @contextmanager
+    def random(self, purpose: str) -> Iterator[None]:
+        """The global generators as a function of seed, step and purpose, for dropout and its like."""
+        with rng.preserved():
+            rng.reseed(purpose, self.recipe.seed, self.step)
+            yield
+
+    def precision(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.precision == "bf16" else nullcontext()
+
+    def diverged(self, loss: float, norm: float) -> BastionError:
+        return BastionError(
+            f"training step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g}; stopped before the weights took it. Try a "
+            f"smaller optimizer.lr (now {self.recipe.optimizer.lr:g}), optimizer.clip_grad (now "
+            f"{self.recipe.optimizer.clip_grad}) or precision=fp32; checkpoints in {self.run.checkpoints} are intact"
+        )
+
+    def interrupted(self, stop: StopRequest) -> Interrupted:
+        return Interrupted(
+            f"train: stopped by a signal at step {self.step} of {self.total_steps}; saved: go on with the same command and "
+            "--resume",
+            stop.received or 0,
+        )
+
+
+def build_model(recipe: Recipe, data: DataSet) -> Classifier:
+    """The recipe's model for this data set, with the weights that its seed gives."""
+    if isinstance(recipe.normalize, Stats):
+        mean, std = recipe.normalize.mean, recipe.normalize.std
+    elif recipe.normalize == "data":
+        mean, std = data.mean, data.std
+    else:
+        mean, std = (0.0,) * data.shape[0], (1.0,) * data.shape[0]
+    spec = {"num_classes": len(data.classes), "in_chans": data.shape[0], **recipe.model.plain()}
+    return checkpoint.build(spec, mean=mean, std=std, seed=recipe.seed)
+
+
+def _validation_threat(recipe: Recipe, objective: Objective) -> Threat:
+    """The recipe's own, or the one that is trained against."""
+    if recipe.validate_.threat is not None:
+        return Threat(**bind(Threat, recipe.validate_.threat, "validate.threat"))
+    threat = getattr(objective, "threat", None)
+    if not isinstance(threat, Threat):
+        raise BastionError("validate.threat: missing; the objective has none of its own, so the attack needs one here")
+    return threat
+
+
+def _limited(split: Split, limit: int | None) -> Split:
+    return split if limit is None or limit >= len(split) else split.subset(range(limit))
+
+
+def _wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return misclassified(model(x), y)
+
+
+def _accuracy(logits: Tensor, y: Tensor) -> float:
+    return 1.0 - misclassified(logits.detach(), y).float().mean().item()
+
+

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_samples import python2_pickle, write_tar
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bastion.data.archive import read_members, unpickle
+from bastion.errors import BastionError
+
+
+class Evil:
+    """What makes an ordinary unpickler run a command."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
+    victim = tmp_path / "victim"
+    content = pickle.dumps({"data": [Evil(f"touch {victim}")]}, protocol=protocol)
+    with pytest.raises(
+        BastionError, match=r"there: not a pickle of plain arrays: it asks for (posix|nt)\.system"
+    ):
+        unpickle(content, "there")
+    assert not victim.exists()
+    pickle.loads(content)  # the same bytes do harm elsewhere: the test is not idle
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("harmless", [OrderedDict(a=1), np.float64(1.0), np.random.default_rng(0), print])
+def test_only_what_batches_need_is_known(harmless: Any) -> None:
+    with pytest.raises(BastionError, match="it asks for"):
+        unpickle(pickle.dumps(harmless, protocol=2), "there")
+
+
+@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+def test_arrays_of_python_2_and_of_both_numpys_are_read(module: bytes) -> None:
+    array = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    content = python2_pickle({b"data": array, b"labels": [1, 2], b"name": b"batch"})
+    content = content.replace(b"cnumpy.core.multiarray\n", b"c" + module + b"\n")
+    assert module in content
+    read = unpickle(content, "there")
+    assert (read.pop(b"data") == array).all()
+    assert read == {b"labels": [1, 2], b"name": b"batch"}
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_plain_error_or_plain_values(content: bytes) -> None:
+    try:
+        value = unpickle(content, "there")
+    except BastionError as error:
+        assert str(error).startswith("there: not a pickle")
+    else:
+        assert type(value).__module__ in ("builtins", "numpy")
+
+
+def test_only_the_wanted_members_are_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar.gz", {"one": b"1", "../../two": b"2", "three": b"3"})
+    assert read_members(path, {"one", "three", "four"}) == {"one": b"1", "three": b"3"}
+    assert [item.name for item in tmp_path.iterdir()] == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9, 0.999])
+def test_an_archive_cut_off_is_an_error(tmp_path: Path, kept: float) -> None:
+    noise = np.random.default_rng(0).bytes(100_000)
+    path = write_tar(tmp_path / "a.tar.gz", {"one": noise, "two": noise})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(BastionError, match=r"a\.tar\.gz: not a tar archive, or cut off"):
+        read_members(path, {"one", "two"})
+
+
+def test_no_archive_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match=r"none\.tar\.gz: no such file"):
+        read_members(tmp_path / "none.tar.gz", {"one"})
