@@ -28,8 +28,7 @@ def first_of_each_class(labels: NDArray[np.uint8], count: int) -> NDArray[np.int
 
 def select(arrays: Arrays) -> Arrays:
     chosen = {
-        split: first_of_each_class(arrays[f"{split}_labels"], count)
-        for split, count in (("train", 400), ("test", 100))
+        split: first_of_each_class(arrays[f"{split}_labels"], count) for split, count in (("train", 400), ("test", 100))
     }
     return {part: array[chosen[part.partition("_")[0]]] for part, array in arrays.items()}
 

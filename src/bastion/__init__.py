@@ -1,10 +1,10 @@
 """bastion: train, attack and explain robust image classifiers, Vision Transformers first.
 
-    import bastion
+import bastion
 
-    model = bastion.load("runs/my-run")                     # pixels in [0, 1] in, logits out
-    facts = bastion.measure(model, data="cifar10-mini", suite="demo", limit=200)
-    print(facts.table())                                    # accuracy and its 95 % interval, per attack
+model = bastion.load("runs/my-run")                     # pixels in [0, 1] in, logits out
+facts = bastion.measure(model, data="cifar10-mini", suite="demo", limit=200)
+print(facts.table())                                    # accuracy and its 95 % interval, per attack
 """
 
 from __future__ import annotations

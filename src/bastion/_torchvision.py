@@ -19,14 +19,14 @@ _declared: torch.library.Library | None = None  # the schemas live as long as th
 
 
 def _declare() -> torch.library.Library:
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
-        library.define(operator + _SCHEMA)
+        library.define(operator + _SCHEMA)  # type: ignore[no-untyped-call]
     return library
 
 
 try:
-    import torchvision  # noqa: F401
+    import torchvision
 except RuntimeError as error:
     if "operator torchvision::" not in str(error):
         raise

@@ -25,7 +25,9 @@ data_app = typer.Typer(help="Get and check data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 stdout = Console(highlight=False)
 
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe.")
+]
 
 
 @app.command()
@@ -47,11 +49,16 @@ def measure(
     model: Annotated[str, typer.Argument(help="A run, a model folder, or zoo/NAME.")],
     suite: Annotated[str, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file.")] = "demo",
     data: Annotated[
-        str, typer.Option(help="A data set; parameters as NAME:key=value,key=value, e.g. imagefolder:root=/data/imagenette.")
+        str,
+        typer.Option(
+            help="A data set; parameters as NAME:key=value,key=value, e.g. imagefolder:root=/data/imagenette."
+        ),
     ] = "cifar10-mini",
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     limit: Annotated[int | None, typer.Option(help="Only the first N examples.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes, one thread each. Changes no bit of the result.")] = os.cpu_count() or 1,
+    workers: Annotated[
+        int, typer.Option(help="Processes, one thread each. Changes no bit of the result.")
+    ] = os.cpu_count() or 1,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     block: Annotated[int, typer.Option(help="Examples that are stored together.")] = 64,
     batch: Annotated[int | None, typer.Option(help="Examples per forward pass. Default: a whole block.")] = None,
@@ -117,7 +124,9 @@ def list_(
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="The data set.")],
-    source: Annotated[Path | None, typer.Option("--from", help="Take it from this file or folder, not from the net.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Take it from this file or folder, not from the net.")
+    ] = None,
 ) -> None:
     """Fetch a data set, check it, and store it in the cache folder ($BASTION_DATA, ~/.cache/bastion)."""
     from bastion.data import acquirers, datasets
@@ -143,7 +152,9 @@ def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> N
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two runs and the report.")] = Path("demo"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two runs and the report.")] = Path(
+        "demo"
+    ),
 ) -> None:
     """Train a small ViT twice, standard and adversarially, attack both, and write a report. Minutes on two cores."""
     from bastion.demo import run_demo
@@ -166,7 +177,7 @@ def parse_data(text: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One clear line and a code other than 0 for whatever is wrong with the input; a traceback only for our own mistakes."""
+    """Bad input gives one clear line and an exit code other than 0; a traceback is a mistake of bastion's own."""
     try:
         app()
     except Interrupted as stop:

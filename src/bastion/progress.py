@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import DownloadColumn, MofNCompleteColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 console = Console(stderr=True, highlight=False)
 
@@ -20,7 +30,14 @@ def _columns(unit: str, known: bool) -> list[ProgressColumn]:
     if not known:
         return [*head, TimeElapsedColumn(), TextColumn("{task.fields[note]}")]
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-    return [*head, BarColumn(), *amount, TextColumn("{task.fields[note]}"), TextColumn("ETA"), TimeRemainingColumn()]
+    return [
+        *head,
+        BarColumn(),
+        *amount,
+        TextColumn("{task.fields[note]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    ]
 
 
 @contextmanager

@@ -223,12 +223,14 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         before = result.get(key)
         if isinstance(before, str) and isinstance(value, Mapping) and value and "name" not in value:
             before = {"name": before}  # the short form of a plug-in, given a parameter
-        same = isinstance(before, Mapping) and isinstance(value, Mapping)
-        if same and value.get("name", before.get("name")) == before.get("name"):
-            result[key] = merge(before, value)
-        else:
-            result[key] = value
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and _same_plugin(before, value):
+            value = merge(before, value)
+        result[key] = value
     return result
+
+
+def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
 def _parse_changes(changes: Iterable[str]) -> dict[str, Any]:
@@ -247,7 +249,9 @@ def _parse_changes(changes: Iterable[str]) -> dict[str, Any]:
 def _explain(schema: type[BaseModel], error: ValidationError) -> str:
     """The first mistake as one line with its path, and the nearest right key where a key is unknown."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "literal[")) and part != "Stats"]
+    path = [
+        str(part) for part in first["loc"] if not str(part).startswith(("function-", "literal[")) and part != "Stats"
+    ]
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown key{did_you_mean(path[-1], _keys_at(schema, path[:-1]))}"
@@ -269,7 +273,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads `1e-3` as a string and knows no fractions; here both are numbers."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", node.start_mark)

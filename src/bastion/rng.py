@@ -94,7 +94,9 @@ def integers(seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = (), *,
     return low + ((_shift(bits(seed, index, draw, shape), 32) * (high - low)) >> 32)
 
 
-def signs(seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+def signs(
+    seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
     """(B, *shape) of -1 and +1."""
     return (1 - 2 * _shift(bits(seed, index, draw, shape), 63)).to(dtype)
 

@@ -1,13 +1,13 @@
 """The run directory: what a training or a measuring left behind, in files that outlive a crash. No torch.
 
-    recipe.yaml          the resolved recipe (training only)
-    provenance.json      versions, machine, command, seed
-    log.jsonl            one line per logged step and per epoch
-    tensorboard/         the same numbers for TensorBoard
-    checkpoints/         training state, the last few
-    model/               weights and card
-    facts/               one folder per probe, one file per block of examples
-    measurements/        which probes make up a measured suite
+recipe.yaml          the resolved recipe (training only)
+provenance.json      versions, machine, command, seed
+log.jsonl            one line per logged step and per epoch
+tensorboard/         the same numbers for TensorBoard
+checkpoints/         training state, the last few
+model/               weights and card
+facts/               one folder per probe, one file per block of examples
+measurements/        which probes make up a measured suite
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def open_run(folder: str | Path) -> Run:
     """An existing run."""
     run = Run(Path(folder))
     if not (run.folder / "provenance.json").is_file():
-        raise BastionError(f"{folder}: not a run directory (no provenance.json); make one with `bastion train` or `measure`")
+        raise BastionError(
+            f"{folder}: not a run directory (no provenance.json); make one with `bastion train` or `measure`"
+        )
     return run
 
 
@@ -126,7 +128,9 @@ def _check_same(run: Run, recipe: Recipe | None) -> None:
     stored = run.recipe()
     if recipe is None or stored is None:
         if recipe is not None:
-            raise BastionError(f"{run.folder}: holds measurements of a model that was not trained here; use another --run")
+            raise BastionError(
+                f"{run.folder}: holds measurements of a model that was not trained here; use another --run"
+            )
         return
     old = Recipe.model_validate(stored)
     if old.hash() != recipe.hash():

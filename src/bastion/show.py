@@ -53,7 +53,8 @@ def _describe_recipe(recipe: Recipe) -> str:
     except BastionError as error:
         return f"{text}\nmodel        not built: {error}"
     images = min(recipe.train_limit or len(data.train), len(data.train)) * recipe.schedule.epochs
-    return f"{text}\ntraining     {images:,} images in {recipe.schedule.epochs} epochs\n{_describe_model(build_model(recipe, data))}"
+    cost = f"training     {images:,} images in {recipe.schedule.epochs} epochs"
+    return "\n".join([text, cost, _describe_model(build_model(recipe, data))])
 
 
 def _describe_model(model: Any) -> str:

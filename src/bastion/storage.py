@@ -76,7 +76,9 @@ def read_json(path: Path) -> Any:
         raise BastionError(f"{path}: not readable as JSON ({error}); restore or remove it") from error
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> None:
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
+) -> None:
     """One safetensors file."""
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_bytes(path, _encode_arrays(plain, metadata=dict(metadata) if metadata else None))
@@ -120,11 +122,10 @@ def check_safetensors(path: Path) -> None:
 def sha256(*parts: bytes | memoryview | np.ndarray[Any, Any]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+        digest.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
     return digest.hexdigest()
 
 
 def fingerprint(content: Any, digits: int = 12) -> str:
     """A short name for any JSON content that does not depend on the order of its keys."""
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:digits]
-

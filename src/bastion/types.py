@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Batch(NamedTuple):
     """Examples on their way to a model: any memory format, pixels in [0, 1]."""
 
-    index: Tensor  # int64 (B,): the example's number in its data set; all its randomness hangs on it
+    # int64 (B,): the example's number in its data set; all its randomness hangs on it
+    index: Tensor  # type: ignore[assignment]
     x: Tensor  # float (B, C, H, W)
     y: Tensor  # int64 (B,), or soft labels (B, K)
 

@@ -73,7 +73,11 @@ def fgsm(*, loss: LossName = "ce", sparsity: float = 0.01, keep: Literal["best",
 
 @attacks.register("fgsm-rs")
 def fgsm_rs(
-    *, rel_step: float = 1.25, loss: LossName = "ce", sparsity: float = 0.01, keep: Literal["best", "last"] = "best"
+    *,
+    rel_step: float = 1.25,
+    loss: LossName = "ce",
+    sparsity: float = 0.01,
+    keep: Literal["best", "last"] = "best",
 ) -> PGD:
     """One step of length 1.25 eps from a random point of the ball (Wong et al. 2020)."""
     return PGD(steps=1, rel_step=rel_step, random_start=True, loss=loss, sparsity=sparsity, keep=keep)

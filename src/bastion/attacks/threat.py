@@ -58,7 +58,7 @@ class Threat:
             return gradient.sign()
         flat = gradient.flatten(1)
         if self.norm == "l2":
-            return (flat / (flat.norm(dim=1, keepdim=True) + 1e-12)).view(gradient.shape)
+            return (flat / (length("l2", flat)[:, None] + 1e-12)).view(gradient.shape)
         pixels = x.flatten(1)
         stuck = ((flat > 0) & (pixels >= 1)) | ((flat < 0) & (pixels <= 0))
         size = flat.abs().masked_fill(stuck, 0)
@@ -76,20 +76,20 @@ class Threat:
         if self.norm == "l2":
             # Two more coordinates on the sphere, dropped afterwards, make the rest uniform in the ball.
             points = rng.normal(seed, index, draw, (size + 2,), dtype=x0.dtype)
-            unit = (points / points.norm(dim=1, keepdim=True))[:, :size]
+            unit = (points / length("l2", points)[:, None])[:, :size]
         else:
             # Exponential gaps with one to spare are uniform in the simplex; random signs make it the l1 ball.
-            gaps = -torch.log1p(-rng.uniform(seed, index, draw, (size + 1,), dtype=torch.float64))
-            shares = (gaps / gaps.sum(1, keepdim=True))[:, :size].to(x0.dtype)
-            # The sign's stream is another one: the first half of the words is already used up.
-            unit = shares * rng.signs(seed ^ 1 << 62, index, draw, (size,), dtype=x0.dtype)
+            draws = rng.uniform(seed, index, draw, (size + 1,), -1, 1, dtype=torch.float64)
+            gaps = -torch.log1p(-draws.abs())
+            unit = (draws.sign() * gaps / gaps.sum(1, keepdim=True))[:, :size].to(x0.dtype)
         return (x0 + self.eps * unit.view(x0.shape)).clamp(0, 1)
 
 
 def length(norm: Norm, offset: Tensor) -> Tensor:
     """(B,) length of each offset."""
     order = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[norm]
-    return torch.linalg.vector_norm(offset.flatten(1), order, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(offset.flatten(1), order, dim=1)
+    return lengths
 
 
 def project_l2(x0: Tensor, x: Tensor, eps: float) -> Tensor:

@@ -88,8 +88,7 @@ class ArrayData:
         """The stored arrays. Their hashes are checked each time: a fraction of what reading them costs."""
         if not self.path.exists():
             raise BastionError(
-                f"data set '{self.name}' is not in {cache_folder()}; "
-                f"get it with `bastion data get {self.name}`"
+                f"data set '{self.name}' is not in {cache_folder()}; get it with `bastion data get {self.name}`"
             )
         try:
             arrays, recorded = read_arrays(self.path)
@@ -132,9 +131,7 @@ def verify(name: str) -> dict[str, str]:
     """Check what is stored of a data set; the SHA-256 of each array that was checked."""
     datasets.factory(name)  # an unknown name is an error, and all modules have now registered themselves
     if name not in verifiers:
-        raise BastionError(
-            f"data set '{name}' stores nothing to verify; these do: {', '.join(sorted(verifiers))}"
-        )
+        raise BastionError(f"data set '{name}' stores nothing to verify; these do: {', '.join(sorted(verifiers))}")
     return verifiers[name]()
 
 
@@ -146,16 +143,12 @@ def _check_digests(arrays: Arrays, expected: Mapping[str, str], where: str) -> N
     for part, digest in digests(arrays).items():
         right = expected.get(part, "none")
         if digest != right:
-            raise BastionError(
-                f"{where}: {part} is not as published: SHA-256 {digest[:12]}…, expected {right[:12]}…"
-            )
+            raise BastionError(f"{where}: {part} is not as published: SHA-256 {digest[:12]}…, expected {right[:12]}…")
 
 
 def _check_form(arrays: Arrays, num_classes: int, where: str) -> None:
     if sorted(arrays) != sorted(PARTS):
-        raise BastionError(
-            f"{where}: expected the arrays {', '.join(PARTS)}, got {', '.join(sorted(arrays))}"
-        )
+        raise BastionError(f"{where}: expected the arrays {', '.join(PARTS)}, got {', '.join(sorted(arrays))}")
     for split in ("train", "test"):
         images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
         if not _well_formed(images, labels, num_classes):

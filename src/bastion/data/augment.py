@@ -38,9 +38,7 @@ def training_transform(augment: Augment, data: DataSet) -> Picture:
         normalize=False,
     ).transforms
     if augment.crop != "resized":
-        shift = (
-            [transforms.RandomCrop((height, width), padding=augment.padding)] if augment.crop == "pad" else []
-        )
+        shift = [transforms.RandomCrop((height, width), padding=augment.padding)] if augment.crop == "pad" else []
         steps = [_Fit(height, width), *shift, *steps[1:]]
     erase = _Erase(augment.erasing, data) if augment.erasing > 0 else None
 
@@ -84,9 +82,7 @@ def mixing(augment: Augment, num_classes: int, batch: int) -> Callable[[Batch], 
     if augment.mixup == 0 and augment.cutmix == 0:
         return lambda unchanged: unchanged
     if batch % 2:
-        raise BastionError(
-            f"batch: MixUp and CutMix pair the images of a batch, so its size must be even, got {batch}"
-        )
+        raise BastionError(f"batch: MixUp and CutMix pair the images of a batch, so its size must be even, got {batch}")
     mix = Mixup(
         mixup_alpha=augment.mixup,
         cutmix_alpha=augment.cutmix,

@@ -84,9 +84,7 @@ def read_cifar100(path: Path) -> Arrays:
     """The arrays of the official archive, with the fine labels."""
     members = read_members(path, _PICKLED100)
     if members.keys() != {*_PICKLED100}:
-        raise BastionError(
-            f"{path}: not cifar-100-python.tar.gz: it lacks {_first_lacking(members, _PICKLED100)}"
-        )
+        raise BastionError(f"{path}: not cifar-100-python.tar.gz: it lacks {_first_lacking(members, _PICKLED100)}")
     train, test = (_unpickled_batch(members[name], b"fine_labels", f"{path}: {name}") for name in _PICKLED100)
     return _named(*train, *test)
 
@@ -102,9 +100,7 @@ def _unpickled_batch(content: bytes, labels_key: bytes, where: str) -> tuple[Pix
     batch = unpickle(content, where)
     planes = batch.get(b"data") if isinstance(batch, dict) else None
     if not isinstance(planes, np.ndarray) or planes.dtype != np.uint8 or planes.shape[1:] != (3 * 32 * 32,):
-        raise BastionError(
-            f"{where}: not a CIFAR batch: expected a dict with uint8 'data' of shape (N, 3072)"
-        )
+        raise BastionError(f"{where}: not a CIFAR batch: expected a dict with uint8 'data' of shape (N, 3072)")
     images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return images, _labels(batch.get(labels_key), where)
 

@@ -68,9 +68,7 @@ def _fetch_rest(url: str, part: Path) -> bool:
         with error:
             if error.code != 416 or not done:
                 raise
-            if (
-                _total(error.headers.get("Content-Range")) == done
-            ):  # nothing lies after the bytes that we have
+            if _total(error.headers.get("Content-Range")) == done:  # nothing lies after the bytes that we have
                 return True
         part.unlink()  # longer than the file is now: the bytes of something else
         return _fetch_rest(url, part)

@@ -57,9 +57,7 @@ def read_fashion_mnist(path: Path) -> Arrays:
             run(["dpkg-deb", "-x", str(path.absolute()), scratch], Path(scratch))
             return read_fashion_mnist(Path(scratch) / _DEBIAN_FOLDER.relative_to("/"))
     if not path.is_dir():
-        raise BastionError(
-            f"{path}: expected a folder with {_FILES['train_images'][0]}[.gz] …, or a .deb file"
-        )
+        raise BastionError(f"{path}: expected a folder with {_FILES['train_images'][0]}[.gz] …, or a .deb file")
     arrays = {part: _read_idx(_plain_or_gz(path, name)) for part, (name, _) in _FILES.items()}
     return {part: array[..., None] if "images" in part else array for part, array in arrays.items()}
 

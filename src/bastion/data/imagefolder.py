@@ -85,9 +85,7 @@ class FolderSplit:
 
 
 @datasets.register("imagefolder")
-def imagefolder(
-    root: str, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
-) -> DataSet:
+def imagefolder(root: str, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None) -> DataSet:
     """`root` has a folder `train` and one of `val`, `validation` and `test`, or else just the class folders.
 
     In the second case 20 % of each class are for testing. `test_folder` says which of several it is.
@@ -169,9 +167,7 @@ def list_pictures(folder: Path) -> Listing:
         for label, name in enumerate(classes):
             pictures = [(path, size, label) for path, size in _pictures(folder, name)]
             if not pictures:
-                raise BastionError(
-                    f"{folder / name}: no pictures ({' '.join(sorted(_SUFFIXES))}) in this class folder"
-                )
+                raise BastionError(f"{folder / name}: no pictures ({' '.join(sorted(_SUFFIXES))}) in this class folder")
             found += pictures
     found.sort(key=lambda file: hashlib.sha256(file[0].encode()).digest())
     return Listing(
@@ -184,9 +180,7 @@ def list_pictures(folder: Path) -> Listing:
 
 def _folders(folder: Path) -> list[str]:
     try:
-        return sorted(
-            item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith(".")
-        )
+        return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
     except OSError as error:
         raise BastionError(f"{folder}: cannot be listed: {error.strerror or error}") from error
 

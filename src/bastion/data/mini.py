@@ -43,8 +43,7 @@ def decode() -> Arrays:
         with Image.open(MOSAIC, formats=["WEBP"]) as picture:
             images = _tiles(np.asarray(picture.convert("RGB")))
         train, test = (
-            np.frombuffer(line.encode(), dtype=np.uint8) - ord("0")
-            for line in LABELS.read_text().splitlines()
+            np.frombuffer(line.encode(), dtype=np.uint8) - ord("0") for line in LABELS.read_text().splitlines()
         )
     except (OSError, ValueError) as error:
         raise BastionError(f"{_FOLDER}: not readable ({error}); install bastion again") from error

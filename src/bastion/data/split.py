@@ -8,9 +8,7 @@ from torch import Tensor
 from bastion import rng
 
 _PERCENT = 10
-_MOST = (
-    100  # a class: 1,000 images choose a CIFAR-10 model well enough, the others are better spent on training
-)
+_MOST = 100  # a class: 1,000 images choose a CIFAR-10 model well enough, the others are better spent on training
 
 
 def carve(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -189,8 +189,8 @@ def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest,
                 advance(future.result(), note=label)
     except BrokenProcessPool as error:
         raise BastionError(
-            "measure: a worker process died (killed, or out of memory); finished blocks are stored: run the same command "
-            "again to go on, with fewer --workers or a smaller --batch if memory ran out"
+            "measure: a worker process died (killed, or out of memory); finished blocks are stored: run the same "
+            "command again to go on, with fewer --workers or a smaller --batch if memory ran out"
         ) from error
     finally:
         # Whatever is half done is thrown away: a block is stored whole or not at all.
@@ -202,8 +202,8 @@ def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest,
 
 
 def _interrupted(stop: StopRequest, done: int, total: int) -> Interrupted:
-    message = f"measure: stopped by a signal; {done} of {total} blocks done now are stored: run the same command again to go on"
-    return Interrupted(message, stop.received or 0)
+    stored = f"{done} of the {total} open blocks are stored"
+    return Interrupted(f"measure: stopped by a signal; {stored}: run the same command to go on", stop.received or 0)
 
 
 def _build_probes(suite: Suite) -> dict[str, Probe]:
@@ -224,7 +224,8 @@ def _check_fit(model: nn.Module, data: DataSet) -> None:
         return  # a network of the user's own: its logits are checked by what comes out
     if model.num_classes != len(data.classes):
         raise BastionError(
-            f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; measure it on its own data"
+            f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; "
+            "measure it on the data it was trained for"
         )
     if model.shape[0] != data.shape[0]:
         raise BastionError(f"measure: the model takes {model.shape[0]} channels, {data.name} has {data.shape[0]}")

@@ -106,7 +106,8 @@ class Facts:
             f"{label:<16} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
             for label, e in self.accuracies().items()
         ]
-        head = f"{self.about['model']} on {self.about['data']['name']} ({self.about['split']}), suite {self.about['suite']}"
+        about = self.about
+        head = f"{about['model']} on {about['data']['name']} ({about['split']}), suite {about['suite']}"
         return "\n".join([head, *rows])
 
 

@@ -59,7 +59,9 @@ def load(folder: Path) -> Classifier:
     folder = Path(folder)
     card = storage.read_json(folder / CARD)
     if not isinstance(card, dict) or card.get("format") != _FORMAT:
-        raise BastionError(f"{folder / CARD}: not a bastion model card of format {_FORMAT}; was it made by a newer version?")
+        raise BastionError(
+            f"{folder / CARD}: not a bastion model card of format {_FORMAT}; was it made by a newer version?"
+        )
     try:
         model = build(card["model"], mean=tuple(card["mean"]), std=tuple(card["std"]), path=f"{folder / CARD}: model")
     except KeyError as error:
@@ -101,5 +103,8 @@ def digest(model: torch.nn.Module) -> str:
     """SHA-256 over names, shapes and bytes of all weights: what the model computes, not where it came from."""
     parts: list[Any] = []
     for name, tensor in sorted(model.state_dict().items()):
-        parts += [f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()]
+        parts += [
+            f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(),
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(),
+        ]
     return storage.sha256(*parts)

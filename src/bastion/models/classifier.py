@@ -44,7 +44,11 @@ class Classifier(nn.Module):
     std: Tensor
 
     def __init__(
-        self, backbone: Backbone, mean: tuple[float, ...], std: tuple[float, ...], spec: Mapping[str, Any] | None = None
+        self,
+        backbone: Backbone,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        spec: Mapping[str, Any] | None = None,
     ) -> None:
         """`spec` is what the model registry rebuilds the backbone from; without it the model cannot be saved."""
         super().__init__()
@@ -64,12 +68,11 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.shape[0]:
             raise BastionError(
-                f"model input: expected (B, {self.shape[0]}, H, W), got {tuple(x.shape)}; is this the data it was made for?"
+                f"model input: expected (B, {self.shape[0]}, H, W), got {tuple(x.shape)}; is this its kind of data?"
             )
         logits: Tensor = self.network((x - self.mean) / self.std)
         return logits if logits.dtype == torch.float64 else logits.float()  # also under autocast
 
-    @torch.jit.ignore  # timm's optimizer factory looks for it
     def no_weight_decay(self) -> set[str]:
         """Parameters that the backbone wants undecayed, such as position embeddings."""
         named: Callable[[], set[str]] = getattr(self.network, "no_weight_decay", set)
@@ -83,7 +86,9 @@ class Classifier(nn.Module):
             if not inside and _BLOCK.search(type(module).__name__):
                 found.append(Block(name, module))
         if not found:
-            raise BastionError(f"{type(self.network).__name__}: no residual blocks found; none of its modules is called one")
+            raise BastionError(
+                f"{type(self.network).__name__}: no residual blocks found; none of its modules is called one"
+            )
         return found
 
     @contextmanager
@@ -153,7 +158,11 @@ class _SoftmaxWatch(TorchFunctionMode):
         self.block = None
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if self.block is None:

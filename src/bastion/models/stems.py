@@ -17,13 +17,20 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class ConvStem(nn.Module):
-    """3×3 convolutions of stride 2, each with LayerNorm and GELU, then a 1×1 projection, in the place of a patch embedding.
+    """In the place of a patch embedding: 3×3 convolutions of stride 2, each with LayerNorm and GELU, then one of 1×1.
 
     Has the constructor and the attributes that timm's `VisionTransformer` expects of an `embed_layer`.
     """
 
     def __init__(
-        self, widths: tuple[int, ...], *, img_size: int, in_chans: int, embed_dim: int, patch_size: int, **_: Any
+        self,
+        widths: tuple[int, ...],
+        *,
+        img_size: int,
+        in_chans: int,
+        embed_dim: int,
+        patch_size: int,
+        **_: Any,
     ) -> None:
         super().__init__()
         stride = 2 ** len(widths)

@@ -18,7 +18,7 @@ from bastion.types import Batch
 class Adversarial:
     """Robust accuracy: `correct` where no point that the attack returned is both inside the threat and misclassified.
 
-    A clean mistake counts as fooled and is not attacked. `distance` is that of the point that fooled, NaN for survivors.
+    A clean mistake counts as fooled and is not attacked. `distance` is that of the fooling point, NaN for survivors.
     """
 
     threat: Threat

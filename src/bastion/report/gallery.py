@@ -1,4 +1,4 @@
-"""What an attack did, in pictures: the clean image, the attacked one, and their difference made visible. No torch."""
+"""What an attack did, in pictures: the clean image, the attacked one, their difference made visible."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXAMPLES = 8
 @dataclass(frozen=True)
 class Picture:
     source: str  # a data URI
-    caption: str
-    verdict: str = ""  # right, wrong, or outside (of the budget: does not count)
+    caption: str  # what the model sees in it
+    verdict: str  # right or wrong
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Example:
     truth: str
     clean: Picture
     adversarial: Picture
-    perturbation: Picture
+    perturbation: str  # a data URI
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def _gallery(subject: Subject, facts: Facts, label: str, clean: Column, adversar
     predicted = clean_predictions(facts, label)[: len(clean)]
     chosen = choose(predicted == facts.columns[f"{label}/label"][: len(clean)])
     scale, in_words = _scale(facts, label, adversarial[chosen] - clean[chosen])
-    examples = [_example(facts, label, row, int(predicted[row]), clean[row], adversarial[row], scale) for row in chosen]
+    examples = [
+        _example(facts, label, row, int(predicted[row]), clean[row], adversarial[row], scale)
+        for row in chosen
+    ]
     return Gallery(subject, label, threat_text(facts.about, label), in_words, examples)
 
 
@@ -66,7 +69,9 @@ def clean_predictions(facts: Facts, label: str) -> Column:
 
     A clean mistake is not attacked, so that its prediction is still the clean one; all others were right.
     """
-    column = {name: facts.columns[f"{label}/{name}"] for name in ("correct", "distance", "label", "prediction")}
+    column = {
+        name: facts.columns[f"{label}/{name}"] for name in ("correct", "distance", "label", "prediction")
+    }
     alive = column["correct"] | np.isfinite(column["distance"])
     predictions: Column = np.where(alive, column["label"], column["prediction"])
     return predictions
@@ -79,7 +84,7 @@ def choose(right: Column) -> list[int]:
 
 
 def _scale(facts: Facts, label: str, delta: Column) -> tuple[float, str]:
-    """ε bounds each pixel of an ℓ∞ perturbation; of others, and of unknown ones, the largest change seen does."""
+    """ε bounds each pixel of an ℓ∞ perturbation; of any other, the largest change that is seen."""
     threat = facts.about.get("threats", {}).get(label)
     if threat and threat["norm"] == "linf":
         return threat["eps"], f"ε = {eps_text(threat['eps'])}"
@@ -90,19 +95,25 @@ def _scale(facts: Facts, label: str, delta: Column) -> tuple[float, str]:
 def _example(
     facts: Facts, label: str, row: int, predicted: int, clean: Column, adversarial: Column, scale: float
 ) -> Example:
-    classes = facts.about["classes"]
     fact = {name: facts.columns[f"{label}/{name}"][row] for name in ("label", "prediction", "in_budget")}
-    verdict = "right" if fact["prediction"] == fact["label"] else "wrong" if fact["in_budget"] else "outside"
-    return Example(
-        truth=class_name(classes, fact["label"]),
-        clean=Picture(
-            source=data_uri(to_bytes(clean)),
-            caption=class_name(classes, predicted),
-            verdict="right" if predicted == fact["label"] else "wrong",
-        ),
-        adversarial=Picture(data_uri(to_bytes(adversarial)), class_name(classes, fact["prediction"]), verdict),
-        perturbation=Picture(data_uri(rescaled(adversarial - clean, scale)), "perturbation"),
+    truth, before, after = (
+        class_name(facts.about["classes"], index) for index in (fact["label"], predicted, fact["prediction"])
     )
+    right = predicted == fact["label"], fact["prediction"] == fact["label"]
+    return Example(
+        truth=truth,
+        clean=_judged(clean, before, right[0], f"is {truth}"),
+        adversarial=_judged(
+            adversarial, after, right[1], "" if fact["in_budget"] else "outside the budget: void"
+        ),
+        perturbation=data_uri(rescaled(adversarial - clean, scale)),
+    )
+
+
+def _judged(image: Column, seen: str, right: bool, remark: str) -> Picture:
+    """The remark is only for mistakes."""
+    caption = seen if right or not remark else f"{seen} ({remark})"
+    return Picture(data_uri(to_bytes(image)), caption, "right" if right else "wrong")
 
 
 def class_name(classes: Sequence[str], index: Any) -> str:
@@ -125,5 +136,7 @@ def data_uri(image: Column) -> str:
     if image.shape[0] not in (1, 3):
         raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
     file = io.BytesIO()
-    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(file, "PNG", optimize=True)
+    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(
+        file, "PNG", optimize=True
+    )
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -13,7 +13,7 @@ from bastion.report import plots, tables
 from bastion.report.gallery import galleries
 from bastion.report.tables import Comparison, Subject
 
-_WIDE, _NARROW = 860, 350  # a chart is drawn once for a desk and once for a phone
+_WIDE, _NARROW = 760, 350  # a chart is drawn once for a desk and once for a phone
 
 
 def report(runs: Sequence[str | Path], output: str | Path) -> Path:
@@ -25,16 +25,22 @@ def report(runs: Sequence[str | Path], output: str | Path) -> Path:
 
 def render(subjects: Sequence[Subject]) -> str:
     comparisons = tables.compare(subjects)
-    return _environment().get_template("report.html.j2").render(
-        subjects=subjects,
-        comparisons=comparisons,
-        summary=tables.summary(comparisons),
-        unmeasured=[subject for subject in subjects if not subject.measurements],
-        untrained=[subject for subject in subjects if not subject.records("step") + subject.records("epoch")],
-        charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],
-        panels=plots.training_panels(subjects),
-        galleries=[(subject, galleries(subject)) for subject in subjects],
-        details=[_details(subject) for subject in subjects],
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            subjects=subjects,
+            comparisons=comparisons,
+            summary=tables.summary(comparisons),
+            unmeasured=[subject for subject in subjects if not subject.measurements],
+            untrained=[
+                subject for subject in subjects if not subject.records("step") + subject.records("epoch")
+            ],
+            charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],
+            panels=plots.training_panels(subjects),
+            galleries=[(subject, galleries(subject)) for subject in subjects],
+            details=[_details(subject) for subject in subjects],
+        )
     )
 
 
@@ -59,7 +65,8 @@ def _environment() -> jinja2.Environment:
 def _charts(comparison: Comparison, position: int) -> dict[str, Any]:
     widths = {"wide": _WIDE, "narrow": _NARROW}
     return {
-        name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
+        name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}")
+        for name, width in widths.items()
     }
 
 
@@ -89,5 +96,7 @@ def _origin(about: dict[str, Any]) -> dict[str, str]:
         "date": str(about.get("created", "unknown")),
         "command": str(about.get("command", "unknown")),
         "seed": str(about.get("seed", "unknown")),
-        **{key: ", ".join(f"{name} {value}" for name, value in pairs.items()) for key, pairs in lists.items()},
+        **{
+            key: ", ".join(f"{name} {value}" for name, value in pairs.items()) for key, pairs in lists.items()
+        },
     }

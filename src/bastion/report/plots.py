@@ -1,4 +1,4 @@
-"""Charts as inline SVG whose colours and fonts are the page's own, so that they follow light, dark and print. No torch."""
+"""Charts as inline SVG with the page's own colours and fonts: they follow light, dark and print. No torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bastion.measure.store import Column
 from bastion.report.tables import Comparison, Subject, percent
@@ -75,8 +76,10 @@ def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
     block = _GAP + _ROW * len(comparison.rows)
     height = _HEAD + block * len(comparison.columns) + _FOOT
     with _figure(width, height) as figure:
-        axes = _axes(figure, left=14, right=34, top=_HEAD, bottom=_FOOT)
-        axes.set(xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[])
+        axes = _axes(figure, left=6, right=34, top=_HEAD, bottom=_FOOT)
+        axes.set(
+            xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[]
+        )
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("images classified right (%)")
@@ -90,23 +93,45 @@ def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
 
 def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> None:
     """The probe's name, then a line for each run."""
-    name = axes.annotate(label, (0, top + _GAP - 10), fontsize=13, weight="semibold", annotation_clip=False)
-    axes.annotate(f"   {comparison.threat(label)}", (1, 0), xycoords=name, color=_MUTED, va="bottom")
+    backing = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
+    name = axes.annotate(label, (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=backing)
+    axes.annotate(
+        comparison.threat(label),
+        (1, 0),
+        (10, 0),
+        xycoords=name,
+        textcoords="offset points",
+        color=_MUTED,
+        bbox=backing,
+    )
     for line, row in enumerate(comparison.rows):
         estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
         paint = colour(row.subject.mark)
         low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
-        axes.plot([low, high], [y, y], color=paint, alpha=0.35, linewidth=6, solid_capstyle="butt", clip_on=False)
         axes.plot(
-            value, y, marker(row.subject.mark), color=paint, markersize=9, markeredgecolor=_PAPER, clip_on=False
+            [low, high], [y, y], color=paint, alpha=0.35, linewidth=6, solid_capstyle="butt", clip_on=False
+        )
+        axes.plot(
+            value,
+            y,
+            marker(row.subject.mark),
+            color=paint,
+            markersize=9,
+            markeredgecolor=_PAPER,
+            clip_on=False,
         )
         axes.annotate(
-            percent(estimate.value), (high, y), (9, 0), textcoords="offset points", va="center", annotation_clip=False
+            percent(estimate.value),
+            (high, y),
+            (9, 0),
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
         )
 
 
 def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
-    """Loss, clean accuracy and accuracy under attack, all runs in each; what no run has logged is left out."""
+    """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
     loss = _curves(subjects, "loss", None, 1)
     clean = _curves(subjects, "clean_accuracy", "val_clean", 100)
     robust = _curves(subjects, "robust_accuracy", "val_robust", 100)
@@ -124,18 +149,25 @@ def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
 
 def _panel(curves: Sequence[Curve], label: str, top: float | None, key: str) -> Markup:
     with _figure(360, 260) as figure:
-        axes = _axes(figure, left=48, right=10, top=12, bottom=42)
+        axes = _axes(figure, left=30, right=8, top=30, bottom=42)
         for curve in curves:
             form: dict[str, Any] = (
                 {"linewidth": 1.6, "alpha": 0.75}
                 if curve.steps
-                else {"linestyle": "", "marker": marker(curve.mark), "markersize": 7, "markeredgecolor": _PAPER}
+                else {
+                    "linestyle": "",
+                    "marker": marker(curve.mark),
+                    "markersize": 7,
+                    "markeredgecolor": _PAPER,
+                }
             )
             axes.plot(curve.epochs, curve.values, color=colour(curve.mark), clip_on=False, **form)
-        axes.set(xlabel="epoch", ylabel=label)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(label, rotation=0, ha="left", color=_INK, fontsize=13)
+        axes.yaxis.set_label_coords(-0.08, 1.06)
         axes.set_xlim(left=0)
         axes.set_ylim(0 if top else None, top or None)
-        axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.grid(axis="y")
         return _inline(figure, f"training-{key}", f"{label} over the epochs of training")
 
@@ -153,7 +185,9 @@ def _curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, u
 
 def _series(subject: Subject, kind: str, key: str, unit: float) -> tuple[Column, Column]:
     """Epochs and values, without what was not logged or is not finite."""
-    pairs = [(record["epoch"], record[key]) for record in subject.records(kind) if record.get(key) is not None]
+    pairs = [
+        (record["epoch"], record[key]) for record in subject.records(kind) if record.get(key) is not None
+    ]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
     return table[:, 0], unit * table[:, 1]
@@ -208,7 +242,9 @@ def _local(name: str) -> str:
 
 def _adapt(name: str, value: str, key: str) -> str:
     if name == "style":
-        return re.sub("#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value)
+        return re.sub(
+            "#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value
+        )
     if name == "id":
         return f"{key}-{value}"
     if _local(name) in ("href", "clip-path"):

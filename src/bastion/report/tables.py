@@ -115,7 +115,9 @@ def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
     asked = [subject.name for subject, _ in group]
     return [
         Row(
-            name=subject.name if asked.count(subject.name) == 1 else f"{subject.name}, {facts.about['created']}",
+            name=subject.name
+            if asked.count(subject.name) == 1
+            else f"{subject.name}, {facts.about['created']}",
             subject=subject,
             facts=facts,
             accuracies=facts.accuracies(),
@@ -129,13 +131,13 @@ def attacked(facts: Facts, label: str) -> bool:
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
-    """The first comparison in one sentence."""
+    """The first comparison in plain words."""
     if not comparisons or not comparisons[0].columns:
         return "Nothing has been measured yet."
     first = comparisons[0]
-    images = f"On {first.n} images of {first.about['data']['name']} ({first.about['split']})"
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
-    return f"{images}, {'; '.join(said)}."
+    images = f"{first.n} images of {first.about['data']['name']} ({first.about['split']})"
+    return f"{'; '.join(said)}. Measured on {images}."
 
 
 def _verdict(row: Row, *, spelled_out: bool) -> str:
@@ -144,11 +146,15 @@ def _verdict(row: Row, *, spelled_out: bool) -> str:
     others = [label for label in row.accuracies if label != WORST and label not in clean[:1]]
     worst = WORST if WORST in row.accuracies else others[0] if others else None
     setting = "under attack" if all(attacked(row.facts, label) for label in others) else "in the worst case"
-    parts = [(label, "right on clean images") for label in clean[:1]] + [(label, setting) for label in [worst] if label]
+    parts = [(label, "right on clean images") for label in clean[:1]] + [
+        (label, setting) for label in [worst] if label
+    ]
     numbers = [f"{percent(row.accuracies[label].value)} %" for label, _ in parts]
     if not spelled_out:
         return f"{row.name}: {' and '.join(numbers)}"
-    return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
+    return f"{row.name}: " + ", ".join(
+        f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True)
+    )
 
 
 def percent(fraction: float) -> str:

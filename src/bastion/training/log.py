@@ -17,13 +17,15 @@ class Log:
         self.run = run
         self.images = 0  # since the last record
         self.since = time.monotonic()
-        self.board = SummaryWriter(str(run.tensorboard), purge_step=step or None)  # type: ignore[no-untyped-call]
+        self.board = SummaryWriter(str(run.tensorboard), purge_step=step or None)
 
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.board.close()  # type: ignore[no-untyped-call]
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.board.close()
 
     def write_step(self, record: dict[str, Any]) -> str:
         """Store one step's numbers; returns them as a few words."""
@@ -41,7 +43,7 @@ class Log:
         """Store an epoch's numbers, and say them in a line."""
         self.run.log({"kind": "epoch", **record})
         self._to_board("validation", record)
-        self.board.flush()  # type: ignore[no-untyped-call]
+        self.board.flush()
         words = [f"{self.run.name}  epoch {record['epoch']}/{epochs}"]
         for name in ("clean", "robust"):
             if f"val_{name}" in record:
@@ -52,4 +54,4 @@ class Log:
     def _to_board(self, group: str, record: dict[str, Any]) -> None:
         for name, value in record.items():
             if isinstance(value, float):
-                self.board.add_scalar(f"{group}/{name}", value, record["step"])  # type: ignore[no-untyped-call]
+                self.board.add_scalar(f"{group}/{name}", value, record["step"])

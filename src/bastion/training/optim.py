@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import bastion._torchvision  # noqa: F401  (before timm)
 
 # isort: split
@@ -16,7 +18,9 @@ from bastion.types import Objective
 
 def make_optimizer(model: Classifier, objective: Objective, settings: recipe.Optimizer) -> Optimizer:
     """No weight decay on norms, biases and what the backbone names, such as position embeddings."""
-    groups = param_groups_weight_decay(model, settings.weight_decay, sorted(model.no_weight_decay()))
+    groups: list[dict[str, Any]] = param_groups_weight_decay(
+        model, settings.weight_decay, no_weight_decay_list=model.no_weight_decay()
+    )
     if own := list(objective.parameters()):
         groups.append({"params": own, "weight_decay": settings.weight_decay})
     special = {"betas": settings.betas} if settings.name == "adamw" else {"momentum": settings.momentum}

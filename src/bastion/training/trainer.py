@@ -133,11 +133,14 @@ class Trainer:
         self.schedule.step_update(self.step)
         with self.random("learn"), self.precision():
             example = self.objective.prepare(
-                self.model, batch, progress=self.step / self.steps_per_epoch, seed=rng.key(self.recipe.seed, self.step)
+                self.model,
+                batch,
+                progress=self.step / self.steps_per_epoch,
+                seed=rng.key(self.recipe.seed, self.step),
             )
             losses = self.objective.loss(self.model, example)
         self.optimizer.zero_grad(set_to_none=True)
-        losses.total.backward()
+        losses.total.backward()  # type: ignore[no-untyped-call]
         limit = self.recipe.optimizer.clip_grad
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit or torch.inf)
         if not (losses.total.isfinite() and norm.isfinite()):
@@ -148,7 +151,7 @@ class Trainer:
         return example, losses, norm
 
     def summary(self, example: Example, losses: Losses, norm: Tensor) -> dict[str, Any]:
-        """Numbers of the last step for the log. Clean accuracy costs a forward pass where training does not see clean images."""
+        """Numbers of the last step for the log; clean accuracy takes a forward pass of its own if need be."""
         accuracy = _accuracy(losses.logits, example.clean.y)
         record = {
             "step": self.step,
@@ -178,7 +181,11 @@ class Trainer:
             score = record.get("val_robust", record["val_clean"])
             if settings.choose == "last" or score > self.best:
                 self.best = score
-                checkpoint.save(self.kept(), self.run.model, {"run": self.run.name, "recipe": self.recipe.hash(), **record})
+                checkpoint.save(
+                    self.kept(),
+                    self.run.model,
+                    {"run": self.run.name, "recipe": self.recipe.hash(), **record},
+                )
         log.write_epoch(record, self.recipe.schedule.epochs)
 
     def validate(self) -> dict[str, Any]:
@@ -227,7 +234,13 @@ class Trainer:
                 state = load_state(path)
             except BastionError as error:
                 console.print(f"[yellow]{error}; trying the one before it[/]")
-                self.run.log({"kind": "event", "step": 0, "message": f"{path.name} is damaged; the one before it is used"})
+                self.run.log(
+                    {
+                        "kind": "event",
+                        "step": 0,
+                        "message": f"{path.name} is damaged; the one before it is used",
+                    }
+                )
                 continue
             self.model.load_state_dict(state["model"])
             self.objective.load_state_dict(state["objective"])
@@ -252,15 +265,15 @@ class Trainer:
 
     def diverged(self, loss: float, norm: float) -> BastionError:
         return BastionError(
-            f"training step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g}; stopped before the weights took it. Try a "
-            f"smaller optimizer.lr (now {self.recipe.optimizer.lr:g}), optimizer.clip_grad (now "
+            f"training step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g}; stopped before the weights took it. "
+            f"Try a smaller optimizer.lr (now {self.recipe.optimizer.lr:g}), optimizer.clip_grad (now "
             f"{self.recipe.optimizer.clip_grad}) or precision=fp32; checkpoints in {self.run.checkpoints} are intact"
         )
 
     def interrupted(self, stop: StopRequest) -> Interrupted:
         return Interrupted(
-            f"train: stopped by a signal at step {self.step} of {self.total_steps}; saved: go on with the same command and "
-            "--resume",
+            f"train: stopped by a signal at step {self.step} of {self.total_steps}; saved: go on with "
+            "the same command and --resume",
             stop.received or 0,
         )
 
@@ -298,5 +311,3 @@ def _wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def _accuracy(logits: Tensor, y: Tensor) -> float:
     return 1.0 - misclassified(logits.detach(), y).float().mean().item()
-
-

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,7 @@ class Evil:
 def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
     victim = tmp_path / "victim"
     content = pickle.dumps({"data": [Evil(f"touch {victim}")]}, protocol=protocol)
-    with pytest.raises(
-        BastionError, match=r"there: not a pickle of plain arrays: it asks for (posix|nt)\.system"
-    ):
+    with pytest.raises(BastionError, match=r"there: not a pickle of plain arrays: it asks for (posix|nt)\.system"):
         unpickle(content, "there")
     assert not victim.exists()
     pickle.loads(content)  # the same bytes do harm elsewhere: the test is not idle
@@ -57,13 +56,9 @@ def test_arrays_of_python_2_and_of_both_numpys_are_read(module: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_a_plain_error_or_plain_values(content: bytes) -> None:
-    try:
-        value = unpickle(content, "there")
-    except BastionError as error:
-        assert str(error).startswith("there: not a pickle")
-    else:
-        assert type(value).__module__ in ("builtins", "numpy")
+def test_arbitrary_bytes_are_plain_values_or_our_own_error(content: bytes) -> None:
+    with suppress(BastionError):
+        assert type(unpickle(content, "there")).__module__ in ("builtins", "numpy")
 
 
 def test_only_the_wanted_members_are_read(tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ def test_a_batch_has_the_pixels_over_255_in_nchw() -> None:
     assert batch.index.tolist() == [7, 3, 7]
     assert batch.y.tolist() == [7, 3, 7]
     assert batch.y.dtype == batch.index.dtype == torch.int64
-    assert torch.equal(
-        (batch.x * 255).round().byte()[0].permute(1, 2, 0), torch.tensor(ARRAYS["train_images"][7])
-    )
+    assert torch.equal((batch.x * 255).round().byte()[0].permute(1, 2, 0), torch.tensor(ARRAYS["train_images"][7]))
 
 
 def test_the_image_is_the_stored_one() -> None:
@@ -111,9 +109,7 @@ def test_wrong_arrays_are_refused_and_leave_no_file(cache: Path, part: str) -> N
 )
 def test_arrays_of_the_wrong_form_are_refused(cache: Path, wrong: Arrays) -> None:
     split = next(iter(wrong)).partition("_")[0]
-    with pytest.raises(
-        BastionError, match=f"here: {split} must be uint8 images .* and N uint8 labels below 10"
-    ):
+    with pytest.raises(BastionError, match=f"here: {split} must be uint8 images .* and N uint8 labels below 10"):
         described(ARRAYS, pinned=False).store({**ARRAYS, **wrong}, "here")
     assert files_below(cache) == []
 
@@ -125,9 +121,7 @@ def test_a_flipped_bit_in_the_stored_file_is_found_at_the_next_read(cache: Path,
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(
-        BastionError, match=r"not as published.*damaged: `bastion data get noise` replaces it"
-    ):
+    with pytest.raises(BastionError, match=r"not as published.*damaged: `bastion data get noise` replaces it"):
         data.read()
     assert not data.intact()
 

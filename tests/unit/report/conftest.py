@@ -24,7 +24,7 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """`make_run("robust", clean=0.47, robust=0.265)`: a trained and measured run below the test's own folder."""
+    """`make_run("robust", clean=0.47, robust=0.265)`: a trained and measured run in the test's folder."""
 
     def make(name: str, *, clean: float, robust: float, **changes: Any) -> Run:
         run = train_run(tmp_path / name, robust=robust)
@@ -37,7 +37,12 @@ def make_run(tmp_path: Path) -> MakeRun:
 def train_run(folder: Path, *, robust: float, epochs: int = 12) -> Run:
     """A run with a recipe and a log; without robust numbers if `robust` is zero, as in standard training."""
     recipe = Recipe.model_validate(
-        {"data": "cifar10-mini", "model": "vit/micro", "objective": "trades" if robust else "standard", "seed": 3}
+        {
+            "data": "cifar10-mini",
+            "model": "vit/micro",
+            "objective": "trades" if robust else "standard",
+            "seed": 3,
+        }
     )
     run = create_run(folder, seed=3, recipe=recipe)
     noise = np.random.default_rng(3)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bastion.data import datasets
+from bastion.data.imagefolder import list_pictures
+from bastion.errors import BastionError
+from bastion.types import DataSet
+
+CLASSES = ("cat", "dog", "train")
+
+
+def write_pictures(folder: Path, classes: tuple[str, ...], count: int, *, side: int = 20) -> None:
+    """Pictures of one colour each; the red channel is the class, the green one the number."""
+    for label, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            picture = Image.new("RGB", (side, side + 4), (label, number, 200))
+            picture.save(folder / name / f"{number:03}.png")
+
+
+def build(root: Path, **parameters: object) -> DataSet:
+    return datasets.build({"name": "imagefolder", "root": str(root), "size": 8, **parameters})
+
+
+@pytest.mark.parametrize("test_name", ["val", "validation", "test"])
+def test_train_and_test_folders_are_found(tmp_path: Path, test_name: str) -> None:
+    write_pictures(tmp_path / "train", CLASSES, 20)
+    write_pictures(tmp_path / test_name, CLASSES, 3)
+    data = build(tmp_path)
+    assert data.classes == CLASSES
+    assert (len(data.train), len(data.val), len(data.test)) == (54, 6, 9)
+    assert sorted([*data.train.index.tolist(), *data.val.index.tolist()]) == list(range(60))
+    assert torch.equal(data.test.index, torch.arange(9))
+    assert data.shape == (3, 8, 8)
+
+
+def test_class_folders_alone_give_a_fifth_of_each_class_for_testing(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES, 20)
+    data = build(tmp_path)
+    assert data.test.labels.bincount().tolist() == [4, 4, 4]
+    assert data.val.labels.bincount().tolist() == [2, 2, 2]
+    assert data.train.labels.bincount().tolist() == [14, 14, 14]
+    every = [*data.train.index.tolist(), *data.val.index.tolist(), *data.test.index.tolist()]
+    assert sorted(every) == list(range(60))
+
+
+def test_pixels_and_labels_belong_together(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES, 20)
+    for split in (build(tmp_path).train, build(tmp_path).test):
+        batch = split.batch(range(len(split)))
+        assert batch.x.dtype == torch.float32
+        assert batch.x.is_contiguous()
+        assert torch.equal((batch.x[:, 0, 4, 4] * 255).round().long(), batch.y)
+        assert torch.equal(batch.x[:, 2], torch.full_like(batch.x[:, 2], 200 / 255))
+        assert torch.equal(batch.index, split.index)
+
+
+def test_the_first_pictures_are_a_fair_sample(tmp_path: Path) -> None:
+    """By name the first 60 of 300 would be of one class only."""
+    write_pictures(tmp_path, CLASSES, 100, side=2)
+    first = list_pictures(tmp_path).labels[:60]
+    assert first.bincount(minlength=3).min() >= 10
+
+
+def test_the_order_is_that_of_the_hashes_of_the_paths(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES, 2)
+    paths = [path for path, _ in list_pictures(tmp_path).files]
+    assert paths == [""]
+
+
+def test_subsets_keep_index_label_and_picture(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES, 20)
+    train = build(tmp_path).train
+    part = train.subset([5, 3]).subset([1])
+    assert part.index.tolist() == [train.index[3]]
+    assert np.array_equal(np.asarray(part.image(0)), np.asarray(train.image(3)))
+    assert torch.equal(part.batch([0]).x, train.batch([3]).x)
+
+
+def test_measured_pictures_are_the_centre_of_the_resized_ones(tmp_path: Path) -> None:
+    """A picture whose shorter side is size / crop_pct already is only cropped, to the pixel."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 100, 3), dtype=np.uint8)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.fromarray(noise).save(tmp_path / name / f"{number}.png")
+    x = build(tmp_path, size=56, crop_pct=0.875).test.batch([0]).x
+    centre = torch.from_numpy(noise[4:60, 22:78].copy()).permute(2, 0, 1)
+    assert torch.equal(x[0], centre.float() / 255)
+    assert build(tmp_path).test.image(0).size == (100, 64), "`image` is the stored picture"
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+def test_every_kind_of_picture_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    write_pictures(tmp_path, ("a", "b"), 2)
+    suffix = "jpg" if mode == "CMYK" else "png"
+    Image.new("RGB", (20, 20), (10, 10, 10)).convert(mode).save(tmp_path / "a" / f"odd.{suffix}")
+    for path in (tmp_path / "a").glob("0*.png"):
+        path.unlink()
+    Image.new("RGB", (20, 20), (10, 10, 10)).convert(mode).save(tmp_path / "a" / f"odder.{suffix}")
+    data = build(tmp_path)
+    where = (data.test.labels == 0).nonzero().flatten().tolist()
+    assert data.test.image(where[0]).mode == "RGB"
+    assert data.test.batch(where).x.mean().item() == pytest.approx(10 / 255, abs=0.01)
+
+
+def test_a_broken_picture_is_named(tmp_path: Path) -> None:
+    write_pictures(tmp_path, ("a", "b"), 2)
+    for path in tmp_path.glob("*/*.png"):
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(BastionError, match=r"\d+\.png: not a readable picture .*; repair or remove it"):
+        build(tmp_path).test.batch([0])
+
+
+def test_the_fingerprint_follows_names_sizes_and_the_view(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES, 5)
+    seen = {build(tmp_path).fingerprint, build(tmp_path).fingerprint}
+    assert len(seen) == 1
+    seen.add(build(tmp_path, size=16).fingerprint)
+    path = tmp_path / "cat" / "003.png"
+    path.rename(path.with_name("x.png"))
+    seen.add(build(tmp_path).fingerprint)
+    path.with_name("x.png").write_bytes(b"shorter")
+    seen.add(build(tmp_path).fingerprint)
+    assert len(seen) == 4
+
+
+def test_what_is_no_picture_is_passed_over(tmp_path: Path) -> None:
+    write_pictures(tmp_path, CLASSES, 5)
+    before = build(tmp_path).fingerprint
+    (tmp_path / "cat" / "notes.txt").write_text("x")
+    (tmp_path / "cat" / ".hidden.png").write_text("x")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README").write_text("x")
+    assert build(tmp_path).fingerprint == before
+
+
+def test_train_and_test_must_have_the_same_classes(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", ("a", "b", "c"), 2)
+    write_pictures(tmp_path / "val", ("a", "b", "d"), 2)
+    with pytest.raises(BastionError, match=r"train and val must have the same .* only: c, d \(2 in all\)"):
+        build(tmp_path)
+
+
+def test_of_several_test_folders_one_must_be_named(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", ("a", "b"), 2)
+    write_pictures(tmp_path / "val", ("a", "b"), 3)
+    write_pictures(tmp_path / "test", ("a", "b"), 4)
+    with pytest.raises(BastionError, match="has val and test; say which one is measured with `test_folder`"):
+        build(tmp_path)
+    assert len(build(tmp_path, test_folder="test").test) == 8
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ((), "root: no such folder"),
+        (("",), "root: no class folders in it"),
+        (("a", "b"), "a: no pictures"),
+        (("train/a",), "has `train` but none of val, validation, test; give .*train as `root` to test on 20 %"),
+    ],
+)
+def test_a_folder_of_another_layout_is_explained(tmp_path: Path, made: tuple[str, ...], message: str) -> None:
+    for name in made:
+        (tmp_path / "root" / name).mkdir(parents=True)
+        if name.startswith("train"):
+            write_pictures(tmp_path / "root" / name, ("x",), 2)
+    with pytest.raises(BastionError, match=message):
+        build(tmp_path / "root")
+
+
+def test_a_class_of_one_picture_cannot_be_split(tmp_path: Path) -> None:
+    write_pictures(tmp_path, ("a", "b"), 1)
+    with pytest.raises(BastionError, match="a: one picture; training and testing need one each"):
+        build(tmp_path)
+
+
+def test_bad_parameters_are_explained(tmp_path: Path) -> None:
+    write_pictures(tmp_path, ("a", "b"), 2)
+    with pytest.raises(BastionError, match="size must be at least 1 pixel, got 0"):
+        build(tmp_path, size=0)
+    with pytest.raises(BastionError, match=r"crop_pct must be above 0 and at most 1, got 1\.5"):
+        build(tmp_path, crop_pct=1.5)
