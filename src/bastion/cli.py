@@ -140,13 +140,9 @@ def data_get(
 @data_app.command("verify")
 def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> None:
     """Check the stored data set against its SHA-256."""
-    from bastion.data import datasets
-    from bastion.data.arrays import verifiers
+    from bastion.data.arrays import verify
 
-    datasets.names()
-    if name not in verifiers:
-        raise BastionError(f"data verify: nothing to verify for '{name}'{did_you_mean(name, verifiers)}")
-    for part, digest in verifiers[name]().items():
+    for part, digest in verify(name).items():
         stdout.print(f"{part:<14} {digest}", soft_wrap=True)
 
 

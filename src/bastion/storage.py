@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def atomic(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise disk_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _sync(path: Path) -> None:
@@ -110,13 +111,14 @@ def check_safetensors(path: Path) -> None:
         raise BastionError(f"{path}: no such file") from None
     except OSError as error:
         raise BastionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if head[8:9] == b"{":  # after eight bytes of its length, the JSON header; the length itself may look like anything
+        return
     if head[:2] == b"PK" or head[:1] == b"\x80":
         raise BastionError(
             f"{path}: a pickle, which can run code when it is loaded; bastion loads weights from safetensors only: "
             "convert it with `torch.load(path, weights_only=True)` and `safetensors.torch.save_file`"
         )
-    if head[8:9] != b"{":
-        raise BastionError(f"{path}: not a safetensors file, or cut off after {len(head)} bytes; get it again")
+    raise BastionError(f"{path}: not a safetensors file, or cut off after {len(head)} bytes; get it again")
 
 
 def sha256(*parts: bytes | memoryview | np.ndarray[Any, Any]) -> str:

@@ -107,9 +107,10 @@ def project_l2(x0: Tensor, x: Tensor, eps: float) -> Tensor:
         free = t * square < cap_square
         rest = eps**2 - torch.where(free, 0, cap_square).sum(1, keepdim=True)
         climbed = (rest / torch.where(free, square, 0).sum(1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
-        if not (climbed > t * (1 + 1e-12)).any():
+        rising = climbed > t * (1 + 1e-12)
+        if not rising.any():
             break
-        t = torch.maximum(t, climbed)
+        t = torch.where(rising, climbed, t)  # rows that have arrived stay, however long the others take
     return (x0 + v.sign() * torch.minimum(t.sqrt() * v.abs(), cap)).to(x0.dtype).clamp(0, 1)
 
 

@@ -113,7 +113,7 @@ def run(command: Sequence[str], folder: Path) -> None:
     line = " ".join(command)
     try:
         with bar(line, None):
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+            subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except FileNotFoundError:
         raise BastionError(f"`{line}`: {command[0]} is not installed") from None
     except subprocess.CalledProcessError as error:

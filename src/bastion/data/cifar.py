@@ -110,12 +110,7 @@ def _strip(content: bytes, where: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
             pixels = np.asarray(picture.convert("RGB"))
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ) as error:  # Pillow's ways to say it
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BastionError(f"{where}: not a readable PNG ({error})") from error
     if pixels.shape[1] != 32 * 32:
         raise BastionError(f"{where}: expected a picture 1024 pixels wide, got {pixels.shape[1]}")
@@ -167,11 +162,13 @@ def _get_cifar100(source: Path | None) -> Path:
 
 @datasets.register("cifar10")
 def cifar10() -> DataSet:
+    """60,000 colour pictures of 32 x 32 in 10 classes."""
     return CIFAR10.data_set(CIFAR10.read())
 
 
 @datasets.register("cifar100")
 def cifar100() -> DataSet:
+    """60,000 colour pictures of 32 x 32 in 100 classes."""
     return CIFAR100.data_set(CIFAR100.read())
 
 

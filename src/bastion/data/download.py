@@ -83,10 +83,7 @@ def _receive(response: HTTPResponse, part: Path, done: int) -> bool:
         raise HTTPException(f"asked for the bytes from {done} on, the server sends '{got}'")
     length = response.headers.get("Content-Length")
     total = None if length is None else done + int(length)
-    with (
-        part.open("ab") as file,
-        bar(f"fetching {part.stem}", total, done, unit="bytes") as advance,
-    ):
+    with part.open("ab") as file, bar(f"fetching {part.stem}", total, done, unit="bytes") as advance:
         file.truncate(done)
         while chunk := response.read(_CHUNK):
             file.write(chunk)

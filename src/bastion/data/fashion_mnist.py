@@ -75,9 +75,8 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise BastionError(f"{path}: not readable, or cut off ({error})") from error
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise BastionError(f"{path}: not an IDX file of bytes: it starts with {content[:4].hex(' ')}")
-    start = 4 + 4 * content[3]
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < (start := 4 + 4 * content[3]):
+        raise BastionError(f"{path}: not an IDX file of bytes: it starts with '{content[:16].hex(' ')}'")
     shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
     values = np.frombuffer(content[start:], dtype=np.uint8)
     if len(values) != np.prod(shape):
@@ -112,6 +111,7 @@ def _get(source: Path | None) -> Path:
 
 @datasets.register("fashion-mnist")
 def fashion_mnist() -> DataSet:
+    """70,000 grey pictures of clothes of 28 x 28 in 10 classes."""
     return FASHION_MNIST.data_set(FASHION_MNIST.read())
 
 

@@ -86,8 +86,9 @@ class FolderSplit:
 
 @datasets.register("imagefolder")
 def imagefolder(root: str, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None) -> DataSet:
-    """`root` has a folder `train` and one of `val`, `validation` and `test`, or else just the class folders.
+    """Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech.
 
+    `root` has a folder `train` and one of `val`, `validation` and `test`, or else just the class folders.
     In the second case 20 % of each class are for testing. `test_folder` says which of several it is.
     For measuring, the shorter side becomes `size / crop_pct` pixels and the centre is cut out.
     """

@@ -65,6 +65,7 @@ def _tiles(mosaic: Pixels) -> Pixels:
 
 @datasets.register("cifar10-mini")
 def cifar10_mini() -> DataSet:
+    """400 + 100 images of each class of CIFAR-10, inside the package."""
     return CIFAR10_MINI.data_set(decode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bastion.models.classifier import Classifier
@@ -19,7 +20,8 @@ def macs(model: Classifier) -> int:
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), counter:
+        # Plain products: the counter does not know the fused attention of every device.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
             model(torch.zeros(1, *model.shape, device=model.mean.device))
     finally:
         model.train(training)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from PIL import Image
 
 from bastion.errors import BastionError
 from bastion.measure.store import Column, Facts, read_pictures
-from bastion.report.tables import Subject, eps_text, threat_text
+from bastion.report.tables import Subject, attacked, eps_text, threat_text
 
 EXAMPLES = 8
+_FACTS = ("correct", "distance", "in_budget", "label", "prediction")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Example:
 
 @dataclass(frozen=True)
 class Gallery:
-    subject: Subject
     label: str
     threat: str
     scale: str  # how large a perturbation is drawn as black or white
@@ -47,33 +47,33 @@ def galleries(subject: Subject) -> list[Gallery]:
     found: dict[str, Gallery] = {}
     for facts in subject.measurements:
         for label, folder in facts.about["probes"].items():
-            pictures = read_pictures(subject.run, facts, label)
-            if folder not in found and {"clean", "adversarial"} <= pictures.keys():
-                found[folder] = _gallery(subject, facts, label, pictures["clean"], pictures["adversarial"])
+            if folder in found or not attacked(facts, label):
+                continue
+            if pictures := read_pictures(subject.run, facts, label):
+                found[folder] = _gallery(facts, label, pictures["clean"], pictures["adversarial"])
     return list(found.values())
 
 
-def _gallery(subject: Subject, facts: Facts, label: str, clean: Column, adversarial: Column) -> Gallery:
-    predicted = clean_predictions(facts, label)[: len(clean)]
-    chosen = choose(predicted == facts.columns[f"{label}/label"][: len(clean)])
-    scale, in_words = _scale(facts, label, adversarial[chosen] - clean[chosen])
+def _gallery(facts: Facts, label: str, clean: Column, adversarial: Column) -> Gallery:
+    fact = {name: facts.columns[f"{label}/{name}"][: len(clean)] for name in _FACTS}
+    fact["before"] = clean_predictions(fact)
+    threat = facts.about.get("threats", {}).get(label)
+    chosen = choose(fact["before"] == fact["label"])
+    scale, scale_text = _scale(threat, adversarial[chosen] - clean[chosen])
     examples = [
-        _example(facts, label, row, int(predicted[row]), clean[row], adversarial[row], scale)
+        _example({name: column[row] for name, column in fact.items()}, facts, clean[row], adversarial[row], scale)
         for row in chosen
     ]
-    return Gallery(subject, label, threat_text(facts.about, label), in_words, examples)
+    return Gallery(label, threat_text(facts.about, label), scale_text, examples)
 
 
-def clean_predictions(facts: Facts, label: str) -> Column:
+def clean_predictions(fact: Mapping[str, Column]) -> Column:
     """What the model said before the attack, read off the attack's own facts.
 
     A clean mistake is not attacked, so that its prediction is still the clean one; all others were right.
     """
-    column = {
-        name: facts.columns[f"{label}/{name}"] for name in ("correct", "distance", "label", "prediction")
-    }
-    alive = column["correct"] | np.isfinite(column["distance"])
-    predictions: Column = np.where(alive, column["label"], column["prediction"])
+    alive = fact["correct"] | np.isfinite(fact["distance"])
+    predictions: Column = np.where(alive, fact["label"], fact["prediction"])
     return predictions
 
 
@@ -83,34 +83,26 @@ def choose(right: Column) -> list[int]:
     return [int(row) for row in rows[:EXAMPLES]]
 
 
-def _scale(facts: Facts, label: str, delta: Column) -> tuple[float, str]:
-    """ε bounds each pixel of an ℓ∞ perturbation; of any other, the largest change that is seen."""
-    threat = facts.about.get("threats", {}).get(label)
+def _scale(threat: Mapping[str, Any] | None, delta: Column) -> tuple[float, str]:
+    """ε bounds each pixel of an ℓ∞ perturbation; for any other, the largest change in sight takes its place."""
     if threat and threat["norm"] == "linf":
         return threat["eps"], f"ε = {eps_text(threat['eps'])}"
     largest = float(np.abs(delta).max(initial=0))
-    return largest, f"the largest change of a pixel in these examples, {largest:.3g}"
+    return largest, f"ε = {largest:.3g}, the largest change of a pixel in these examples"
 
 
-def _example(
-    facts: Facts, label: str, row: int, predicted: int, clean: Column, adversarial: Column, scale: float
-) -> Example:
-    fact = {name: facts.columns[f"{label}/{name}"][row] for name in ("label", "prediction", "in_budget")}
-    truth, before, after = (
-        class_name(facts.about["classes"], index) for index in (fact["label"], predicted, fact["prediction"])
-    )
-    right = predicted == fact["label"], fact["prediction"] == fact["label"]
+def _example(fact: Mapping[str, Any], facts: Facts, clean: Column, adversarial: Column, scale: float) -> Example:
+    truth, before, after = (class_name(facts.about["classes"], fact[key]) for key in ("label", "before", "prediction"))
+    outside = "" if fact["in_budget"] else "outside the budget: does not count"
     return Example(
         truth=truth,
-        clean=_judged(clean, before, right[0], f"is {truth}"),
-        adversarial=_judged(
-            adversarial, after, right[1], "" if fact["in_budget"] else "outside the budget: void"
-        ),
+        clean=_judged(clean, before, right=bool(fact["before"] == fact["label"]), remark=f"is {truth}"),
+        adversarial=_judged(adversarial, after, right=bool(fact["prediction"] == fact["label"]), remark=outside),
         perturbation=data_uri(rescaled(adversarial - clean, scale)),
     )
 
 
-def _judged(image: Column, seen: str, right: bool, remark: str) -> Picture:
+def _judged(image: Column, seen: str, *, right: bool, remark: str) -> Picture:
     """The remark is only for mistakes."""
     caption = seen if right or not remark else f"{seen} ({remark})"
     return Picture(data_uri(to_bytes(image)), caption, "right" if right else "wrong")
@@ -136,7 +128,5 @@ def data_uri(image: Column) -> str:
     if image.shape[0] not in (1, 3):
         raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
     file = io.BytesIO()
-    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(
-        file, "PNG", optimize=True
-    )
+    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -33,9 +33,7 @@ def render(subjects: Sequence[Subject]) -> str:
             comparisons=comparisons,
             summary=tables.summary(comparisons),
             unmeasured=[subject for subject in subjects if not subject.measurements],
-            untrained=[
-                subject for subject in subjects if not subject.records("step") + subject.records("epoch")
-            ],
+            untrained=[subject for subject in subjects if not subject.records("step") + subject.records("epoch")],
             charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],
             panels=plots.training_panels(subjects),
             galleries=[(subject, galleries(subject)) for subject in subjects],
@@ -65,8 +63,7 @@ def _environment() -> jinja2.Environment:
 def _charts(comparison: Comparison, position: int) -> dict[str, Any]:
     widths = {"wide": _WIDE, "narrow": _NARROW}
     return {
-        name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}")
-        for name, width in widths.items()
+        name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
     }
 
 
@@ -96,7 +93,5 @@ def _origin(about: dict[str, Any]) -> dict[str, str]:
         "date": str(about.get("created", "unknown")),
         "command": str(about.get("command", "unknown")),
         "seed": str(about.get("seed", "unknown")),
-        **{
-            key: ", ".join(f"{name} {value}" for name, value in pairs.items()) for key, pairs in lists.items()
-        },
+        **{key: ", ".join(f"{name} {value}" for name, value in pairs.items()) for key, pairs in lists.items()},
     }

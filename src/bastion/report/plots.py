@@ -50,6 +50,7 @@ _STYLE = {
     "ytick.labelcolor": _MUTED,
     "figure.facecolor": "none",
 }
+_BACKING = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
 _ROW, _GAP, _HEAD, _FOOT = 22, 34, 16, 40  # of the accuracy chart, in pixels
 
 
@@ -77,9 +78,7 @@ def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
     height = _HEAD + block * len(comparison.columns) + _FOOT
     with _figure(width, height) as figure:
         axes = _axes(figure, left=6, right=34, top=_HEAD, bottom=_FOOT)
-        axes.set(
-            xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[]
-        )
+        axes.set(xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[])
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("images classified right (%)")
@@ -93,48 +92,23 @@ def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
 
 def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> None:
     """The probe's name, then a line for each run."""
-    backing = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
-    name = axes.annotate(label, (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=backing)
-    axes.annotate(
-        comparison.threat(label),
-        (1, 0),
-        (10, 0),
-        xycoords=name,
-        textcoords="offset points",
-        color=_MUTED,
-        bbox=backing,
-    )
+    beside: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "bbox": _BACKING}
+    name = axes.annotate(label, (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=_BACKING)
+    axes.annotate(comparison.threat(label), (1, 0), (10, 0), xycoords=name, color=_MUTED, **beside)
     for line, row in enumerate(comparison.rows):
         estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
-        paint = colour(row.subject.mark)
         low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
-        axes.plot(
-            [low, high], [y, y], color=paint, alpha=0.35, linewidth=6, solid_capstyle="butt", clip_on=False
-        )
-        axes.plot(
-            value,
-            y,
-            marker(row.subject.mark),
-            color=paint,
-            markersize=9,
-            markeredgecolor=_PAPER,
-            clip_on=False,
-        )
-        axes.annotate(
-            percent(estimate.value),
-            (high, y),
-            (9, 0),
-            textcoords="offset points",
-            va="center",
-            annotation_clip=False,
-        )
+        paint: dict[str, Any] = {"color": colour(row.subject.mark), "clip_on": False}
+        axes.plot([low, high], [y, y], alpha=0.35, linewidth=6, solid_capstyle="butt", **paint)
+        axes.plot(value, y, marker(row.subject.mark), markersize=10, markeredgecolor=_PAPER, **paint)
+        axes.annotate(percent(estimate.value), (high, y), (9, 0), va="center", **beside)
 
 
 def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
     """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
-    loss = _curves(subjects, "loss", None, 1)
-    clean = _curves(subjects, "clean_accuracy", "val_clean", 100)
-    robust = _curves(subjects, "robust_accuracy", "val_robust", 100)
+    loss = curves(subjects, "loss", None, 1)
+    clean = curves(subjects, "clean_accuracy", "val_clean", 100)
+    robust = curves(subjects, "robust_accuracy", "val_robust", 100)
     top = min(100.0, 1.1 * max((float(curve.values.max()) for curve in clean + robust), default=100.0))
     return [
         _panel(curves, label, limit, key)
@@ -172,11 +146,11 @@ def _panel(curves: Sequence[Curve], label: str, top: float | None, key: str) -> 
         return _inline(figure, f"training-{key}", f"{label} over the epochs of training")
 
 
-def _curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, unit: float) -> list[Curve]:
+def curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, unit: float) -> list[Curve]:
     """Lines before points, so that points are drawn on top."""
     sources = [("step", step_key)] + ([("epoch", epoch_key)] if epoch_key else [])
     curves = [
-        Curve(subject.mark, *_averaged(*_series(subject, kind, key, unit)), steps=kind == "step")
+        Curve(subject.mark, *averaged(*_series(subject, kind, key, unit)), steps=kind == "step")
         for kind, key in sources
         for subject in subjects
     ]
@@ -185,21 +159,17 @@ def _curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, u
 
 def _series(subject: Subject, kind: str, key: str, unit: float) -> tuple[Column, Column]:
     """Epochs and values, without what was not logged or is not finite."""
-    pairs = [
-        (record["epoch"], record[key]) for record in subject.records(kind) if record.get(key) is not None
-    ]
+    pairs = [(record["epoch"], record[key]) for record in subject.records(kind) if record.get(key) is not None]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
     return table[:, 0], unit * table[:, 1]
 
 
-def _averaged(epochs: Column, values: Column) -> tuple[Column, Column]:
+def averaged(epochs: Column, values: Column) -> tuple[Column, Column]:
     """Means over equal stretches, at most `POINTS` of them."""
     if len(values) <= POINTS:
         return epochs, values
-    means = [
-        np.array([part.mean() for part in np.array_split(column, POINTS)]) for column in (epochs, values)
-    ]
+    means = [np.array([part.mean() for part in np.array_split(column, POINTS)]) for column in (epochs, values)]
     return means[0], means[1]
 
 
@@ -214,9 +184,7 @@ def _figure(width: int, height: int) -> Iterator[Figure]:
 
 def _axes(figure: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes:
     width, height = 72 * figure.get_size_inches()
-    return figure.add_axes(
-        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
-    )
+    return figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
 
 
 def _inline(figure: Figure, key: str, title: str) -> Markup:
@@ -242,9 +210,7 @@ def _local(name: str) -> str:
 
 def _adapt(name: str, value: str, key: str) -> str:
     if name == "style":
-        return re.sub(
-            "#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value
-        )
+        return re.sub("#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value)
     if name == "id":
         return f"{key}-{value}"
     if _local(name) in ("href", "clip-path"):

@@ -115,9 +115,7 @@ def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
     asked = [subject.name for subject, _ in group]
     return [
         Row(
-            name=subject.name
-            if asked.count(subject.name) == 1
-            else f"{subject.name}, {facts.about['created']}",
+            name=subject.name if asked.count(subject.name) == 1 else f"{subject.name}, {facts.about['created']}",
             subject=subject,
             facts=facts,
             accuracies=facts.accuracies(),
@@ -146,15 +144,11 @@ def _verdict(row: Row, *, spelled_out: bool) -> str:
     others = [label for label in row.accuracies if label != WORST and label not in clean[:1]]
     worst = WORST if WORST in row.accuracies else others[0] if others else None
     setting = "under attack" if all(attacked(row.facts, label) for label in others) else "in the worst case"
-    parts = [(label, "right on clean images") for label in clean[:1]] + [
-        (label, setting) for label in [worst] if label
-    ]
-    numbers = [f"{percent(row.accuracies[label].value)} %" for label, _ in parts]
+    parts = [(label, "right on clean images") for label in clean[:1]] + [(label, setting) for label in [worst] if label]
+    numbers = [f"{percent(row.accuracies[label].value)}\u00a0%" for label, _ in parts]
     if not spelled_out:
         return f"{row.name}: {' and '.join(numbers)}"
-    return f"{row.name}: " + ", ".join(
-        f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True)
-    )
+    return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
 
 
 def percent(fraction: float) -> str:

@@ -265,7 +265,7 @@ class Trainer:
 
     def diverged(self, loss: float, norm: float) -> BastionError:
         return BastionError(
-            f"training step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g}; stopped before the weights took it. "
+            f"training step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g}; stopped before the step. "
             f"Try a smaller optimizer.lr (now {self.recipe.optimizer.lr:g}), optimizer.clip_grad (now "
             f"{self.recipe.optimizer.clip_grad}) or precision=fp32; checkpoints in {self.run.checkpoints} are intact"
         )

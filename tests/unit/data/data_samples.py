@@ -7,7 +7,7 @@ import pickle
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Python2Pickler(pickle._Pickler):
     def save_string(self, value: bytes) -> None:
         self.write(pickle.BINSTRING + len(value).to_bytes(4, "little") + value)
 
-    dispatch = {**pickle._Pickler.dispatch, bytes: save_string}
+    dispatch: ClassVar = {**pickle._Pickler.dispatch, bytes: save_string}
 
 
 def python2_pickle(value: Any) -> bytes:
@@ -47,6 +47,15 @@ def random_arrays(train: int, test: int, *, classes: int = 10, shape: tuple[int,
         "test_images": noise.integers(0, 256, (test, *shape), dtype=np.uint8),
         "test_labels": np.arange(test, dtype=np.uint8)[::-1] % classes,
     }
+
+
+def mean_and_std(images: np.ndarray) -> tuple[list[float], list[float]]:
+    """Of each channel, exactly, from how often each of the 256 values occurs."""
+    values = np.arange(256) / 255
+    shares = [np.bincount(images[..., c].ravel(), minlength=256) / images[..., c].size for c in range(images.shape[3])]
+    means = [float(share @ values) for share in shares]
+    stds = [float(share @ (values - mean) ** 2) ** 0.5 for share, mean in zip(shares, means, strict=True)]
+    return means, stds
 
 
 def files_below(folder: Path) -> list[str]:

@@ -141,7 +141,7 @@ def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:
 
 
 def test_the_complaint_of_a_program_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BastionError, match="`sh -c .*`: first words$"):
+    with pytest.raises(BastionError, match=r"`sh -c .*`: first words$"):
         run(["sh", "-c", "echo first words >&2; echo more >&2; exit 3"], tmp_path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_samples import files_below, python2_pickle, random_arrays, write_tar
+from data_samples import files_below, mean_and_std, python2_pickle, random_arrays, write_tar
 from PIL import Image
 
 from bastion.data import acquirers, datasets
@@ -76,7 +76,7 @@ def test_a_batch_with_a_command_in_it_is_refused_and_not_run(tmp_path: Path) -> 
         def __reduce__(self) -> tuple[object, ...]:
             return os.mkdir, (str(tmp_path / "victim"),)
 
-    members = {**official_members(), "cifar-10-batches-py/data_batch_3": pickle.dumps({b"data": Evil()}, protocol=2)}
+    members = {**official_members(), "cifar-10-batches-py/data_batch_3": pickle.dumps({"data": Evil()}, protocol=2)}
     with pytest.raises(BastionError, match=r"data_batch_3: not a pickle of plain arrays: it asks for posix\.mkdir"):
         read_cifar10(write_tar(tmp_path / "archive", members))
     assert not (tmp_path / "victim").exists()
@@ -116,7 +116,7 @@ def test_a_broken_strip_is_named(tmp_path: Path, member: str, content: bytes, me
 def test_an_archive_that_lacks_a_batch_is_told_which(tmp_path: Path) -> None:
     members = official_members()
     del members["cifar-10-batches-py/data_batch_4"]
-    with pytest.raises(BastionError, match="it lacks cifar-10-batches-py/data_batch_4 and package/data_batch_1.png"):
+    with pytest.raises(BastionError, match=r"it lacks cifar-10-batches-py/data_batch_4 and package/data_batch_1\.png"):
         read_cifar10(write_tar(tmp_path / "archive", members))
 
 
@@ -153,7 +153,7 @@ def test_cifar100_is_stored_and_read_without_pins(cache: Path, tmp_path: Path) -
 
 
 def test_a_missing_cifar10_tells_how_to_get_it(cache: Path) -> None:
-    with pytest.raises(BastionError, match="data set 'cifar10' is not in .*; get it with `bastion data get cifar10`"):
+    with pytest.raises(BastionError, match=r"data set 'cifar10' is not in .*; get it with `bastion data get cifar10`"):
         datasets.build("cifar10")
 
 
@@ -163,9 +163,9 @@ def test_the_real_cifar10() -> None:
     assert (len(data.train), len(data.val), len(data.test)) == (49_000, 1_000, 10_000)
     assert data.val.labels.bincount().tolist() == [100] * 10
     assert data.classes[data.test.labels[0]] == "cat"
-    pixels = data.train.batch(range(0, 49_000, 10)).x
-    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=0.005)
-    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=0.005)
+    mean, std = mean_and_std(CIFAR10.read()["train_images"])
+    assert mean == pytest.approx(data.mean, abs=1e-4)
+    assert std == pytest.approx(data.std, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_samples import files_below, random_arrays
+from data_samples import files_below, mean_and_std, random_arrays
 
 from bastion.data import acquirers, datasets, fashion_mnist
 from bastion.data.arrays import digests
@@ -16,7 +16,7 @@ from bastion.data.fashion_mnist import FASHION_MNIST, read_fashion_mnist
 from bastion.errors import BastionError
 from bastion.storage import Arrays
 
-ARRAYS = random_arrays(30, 10, shape=(28, 28, 1))
+ARRAYS = random_arrays(40, 20, shape=(28, 28, 1))
 NAMES = {
     "train_images": "train-images-idx3-ubyte",
     "train_labels": "train-labels-idx1-ubyte",
@@ -41,7 +41,7 @@ def write_folder(folder: Path, arrays: Arrays, *, gz: bool) -> Path:
 @pytest.mark.parametrize("gz", [False, True])
 def test_idx_files_are_read_plain_and_compressed(tmp_path: Path, gz: bool) -> None:
     read = read_fashion_mnist(write_folder(tmp_path / "files", ARRAYS, gz=gz))
-    assert read["train_images"].shape == (30, 28, 28, 1)
+    assert read["train_images"].shape == (40, 28, 28, 1)
     assert digests(read) == digests(ARRAYS)
 
 
@@ -55,17 +55,17 @@ def test_a_debian_package_is_read_without_installing_it(tmp_path: Path) -> None:
     package = tmp_path / "x.deb"
     subprocess.run(["dpkg-deb", "-b", tmp_path / "tree", package], check=True, capture_output=True)
     assert digests(read_fashion_mnist(package)) == digests(ARRAYS)
-    package.write_bytes(b"no package")
-    with pytest.raises(BastionError, match="`dpkg-deb -x .*`: dpkg-deb: error: .* is not a Debian format archive"):
+    package.write_bytes(b"no package" * 100)
+    with pytest.raises(BastionError, match=r"`dpkg-deb -x .*`: dpkg-deb: error: .* is not a Debian format archive"):
         read_fashion_mnist(package)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content[:-1], r"cut off: it has 29 bytes for an array of shape \(30,\)"),
-        (lambda content: b"\x00\x00\x0d" + content[3:], "not an IDX file of bytes: it starts with 00 00 0d 01"),
-        (lambda content: content[:6], "cut off|not an IDX"),
+        (lambda content: content[:-1], r"cut off: it has 39 bytes for an array of shape \(40,\)"),
+        (lambda content: b"\x00\x00\x0d" + content[3:], "not an IDX file of bytes: it starts with '00 00 0d 01"),
+        (lambda content: content[:6], "not an IDX file of bytes: it starts with '00 00 08 01 00 00'"),
         (lambda content: b"", "not an IDX file"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_cut_off_gz_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "files", ARRAYS, gz=True)
     (folder / f"{NAMES['test_labels']}.gz").unlink()
-    with pytest.raises(BastionError, match="has neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz"):
+    with pytest.raises(BastionError, match=r"has neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte\.gz"):
         read_fashion_mnist(folder)
     with pytest.raises(BastionError, match="nowhere: expected a folder with train-images-idx3-ubyte"):
         read_fashion_mnist(tmp_path / "nowhere")
@@ -119,9 +119,9 @@ def test_the_real_fashion_mnist() -> None:
     data = datasets.build("fashion-mnist")
     assert (len(data.train), len(data.val), len(data.test)) == (59_000, 1_000, 10_000)
     assert data.classes[data.test.labels[0]] == "ankle boot"
-    pixels = data.train.batch(range(0, 59_000, 10)).x
-    assert pixels.mean().item() == pytest.approx(data.mean[0], abs=0.005)
-    assert pixels.std().item() == pytest.approx(data.std[0], abs=0.005)
+    mean, std = mean_and_std(FASHION_MNIST.read()["train_images"])
+    assert mean == pytest.approx(data.mean, abs=1e-4)
+    assert std == pytest.approx(data.std, abs=1e-4)
 
 
 @pytest.mark.slow

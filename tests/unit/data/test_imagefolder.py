@@ -71,7 +71,7 @@ def test_the_first_pictures_are_a_fair_sample(tmp_path: Path) -> None:
 def test_the_order_is_that_of_the_hashes_of_the_paths(tmp_path: Path) -> None:
     write_pictures(tmp_path, CLASSES, 2)
     paths = [path for path, _ in list_pictures(tmp_path).files]
-    assert paths == [""]
+    assert paths == ["train/000.png", "cat/000.png", "dog/001.png", "cat/001.png", "dog/000.png", "train/001.png"]
 
 
 def test_subsets_keep_index_label_and_picture(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_it_is_the_first_images_of_each_class_of_cifar10() -> None:
             assert np.array_equal(small[f"{split}_images"][small[f"{split}_labels"] == label], first)
 
 
+@pytest.mark.slow
 @needs_cifar10
 def test_the_script_makes_the_embedded_files_again_bit_for_bit() -> None:
     result = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)

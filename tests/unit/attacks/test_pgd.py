@@ -1,0 +1,202 @@
+"""PGD reaches the closed-form optimum of linear classifiers, and keeps the promises of every attack."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bastion import BastionError, Threat
+from bastion.attacks import attacks
+from bastion.attacks.losses import margin, misclassified
+from bastion.attacks.pgd import PGD, fgsm, fgsm_rs
+from bastion.types import Batch
+from tests.conftest import MakeLinear
+
+THREATS = [Threat("linf", 0.06), Threat("l2", 0.4), Threat("l1", 2.0)]
+ids = [threat.norm for threat in THREATS]
+ATTACKS = [fgsm(), fgsm_rs(), PGD(steps=10), PGD(steps=5, restarts=2, loss="margin"), PGD(steps=3, random_start=False)]
+
+
+def _best_gain(w: Tensor, x: Tensor, threat: Threat) -> Tensor:
+    """(B,) the most that ⟨w, δ⟩ can reach inside ball and box."""
+    size = w.flatten(1).abs()
+    room = torch.where(w > 0, 1 - x, x).flatten(1)
+    if threat.norm == "linf":
+        return (size * room.clamp(max=threat.eps)).sum(1)
+    if threat.norm == "l1":  # greedy: fill the coordinates with the largest weight
+        order = size.argsort(1, descending=True)
+        sorted_room = room.gather(1, order)
+        before = sorted_room.cumsum(1) - sorted_room
+        taken = torch.minimum(sorted_room, (threat.eps - before).clamp(min=0))
+        return (size.gather(1, order) * taken).sum(1)
+    low, high = torch.zeros(len(x), 1, dtype=x.dtype), torch.full((len(x), 1), 1e6, dtype=x.dtype)
+    for _ in range(200):  # δ = min(λ|w|, room) with length eps
+        middle = (low + high) / 2
+        out = torch.minimum(middle * size, room).norm(dim=1, keepdim=True) > threat.eps
+        low, high = torch.where(out, low, middle), torch.where(out, middle, high)
+    return (size * torch.minimum(low * size, room)).sum(1)
+
+
+def _optimum(model: nn.Module, batch: Batch, threat: Threat) -> Tensor:
+    """(B,) the highest margin that any point of the set has, for two classes."""
+    other = 1 - batch.y
+    w = (model.weight[other] - model.weight[batch.y]).view(batch.x.shape).detach()
+    return margin(model(batch.x), batch.y).detach() + _best_gain(w, batch.x, threat)
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=ids)
+def test_pgd_reaches_the_linear_optimum(make_linear: MakeLinear, threat: Threat) -> None:
+    model, batch = make_linear(classes=2, n=32)
+    attack = PGD(steps=100, rel_step=0.05, random_start=False, sparsity=1e-9)
+    reached = margin(model(attack(model, batch, threat, seed=0)), batch.y)
+    best = _optimum(model, batch, threat)
+    assert (reached <= best + 1e-9).all()
+    assert torch.allclose(reached, best, atol=0, rtol=2e-3) or (best - reached).max() < 2e-3 * (best - best.min()).max()
+
+
+def test_fgsm_is_exact_on_two_linear_classes(make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=2)
+    threat = Threat("linf", 0.06)
+    reached = margin(model(fgsm()(model, batch, threat, seed=0)), batch.y)
+    assert torch.allclose(reached, _optimum(model, batch, threat), atol=1e-9)
+
+
+@pytest.mark.parametrize("threat", [Threat("l2", 0.05), Threat("l1", 0.05)], ids=["l2", "l1"])
+def test_one_step_is_exact_inside_the_box(make_linear: MakeLinear, threat: Threat) -> None:
+    """m - ε‖w‖ in the dual norm."""
+    model, batch = make_linear(classes=2, interior=True)
+    reached = margin(model(fgsm(sparsity=1e-9)(model, batch, threat, seed=0)), batch.y)
+    w = model.weight[1 - batch.y] - model.weight[batch.y]
+    dual = w.norm(dim=1) if threat.norm == "l2" else w.abs().amax(1)
+    assert torch.allclose(reached, margin(model(batch.x), batch.y) + threat.eps * dual, atol=1e-9)
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=ids)
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_are_inside_and_never_worse_than_the_clean_image(
+    make_linear: MakeLinear, threat: Threat, attack: PGD, dtype: torch.dtype
+) -> None:
+    model, batch = make_linear(classes=4)
+    model, batch = model.to(dtype), batch._replace(x=batch.x.to(dtype), y=batch.y.roll(1))  # some are wrong already
+    x = attack(model, batch, threat, seed=0)
+    assert x.dtype == dtype
+    assert threat.contains(batch.x, x).all()
+    before, after = misclassified(model(batch.x), batch.y), misclassified(model(x), batch.y)
+    assert (after >= before).all()
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=ids)
+def test_the_rest_of_the_batch_changes_nothing(make_linear: MakeLinear, threat: Threat) -> None:
+    model, batch = make_linear(classes=4)
+    attack = PGD(steps=7, restarts=2)
+    whole = attack(model, batch, threat, seed=3)
+    order = torch.tensor([5, 0, 9])
+    # BLAS adds in another order for another batch; an attack that mixed examples would be off by far more.
+    assert torch.allclose(attack(model, batch.select(order), threat, seed=3), whole[order], atol=1e-12, rtol=0)
+
+
+def test_same_seed_same_points_other_seed_other_points(make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=4)
+    attack = PGD(steps=1, rel_step=0.1)
+    first = attack(model, batch, THREATS[0], seed=0)
+    assert torch.equal(attack(model, batch, THREATS[0], seed=0), first)
+    assert not torch.equal(attack(model, batch, THREATS[0], seed=1), first)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_eps_zero_returns_the_image(make_linear: MakeLinear, norm: str) -> None:
+    model, batch = make_linear()
+    assert torch.equal(PGD(steps=3)(model, batch, Threat(norm, 0.0), seed=0), batch.x)
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=ids)
+def test_memory_format_does_not_matter(make_linear: MakeLinear, threat: Threat) -> None:
+    model, batch = make_linear(classes=4)
+    expected = PGD(steps=5)(model, batch, threat, seed=0)
+    last = batch._replace(x=batch.x.contiguous(memory_format=torch.channels_last))
+    expanded = batch._replace(x=batch.x[:1].expand_as(batch.x), y=batch.y[:1].expand_as(batch.y))
+    assert torch.allclose(PGD(steps=5)(model, last, threat, seed=0), expected, atol=1e-9)
+    assert threat.contains(expanded.x, PGD(steps=5)(model, expanded, threat, seed=0)).all()
+
+
+def test_the_model_is_left_as_it_was(tiny_model: nn.Module) -> None:
+    batch = Batch(torch.arange(4), torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
+    before, noise = copy.deepcopy(tiny_model.eval().state_dict()), torch.get_rng_state()
+    with torch.no_grad():  # an attack needs gradients and sees to them itself
+        PGD(steps=3)(tiny_model, batch, Threat("linf", 0.1), seed=0)
+    assert all(torch.equal(value, before[name]) for name, value in tiny_model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in tiny_model.parameters())
+    assert torch.equal(torch.get_rng_state(), noise)
+    assert not tiny_model.training
+
+
+class Counter(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.passes = model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.model(x)
+
+
+@pytest.mark.parametrize(
+    ("attack", "passes"),
+    [
+        (PGD(steps=10, random_start=False), 11),
+        (PGD(steps=10), 12),
+        (PGD(steps=10, restarts=3), 34),
+        (PGD(steps=2, keep="last"), 2),
+        (fgsm(keep="last"), 1),
+        (fgsm_rs(keep="last"), 1),
+    ],
+    ids=repr,
+)
+def test_passes_are_what_the_method_costs(make_linear: MakeLinear, attack: PGD, passes: int) -> None:
+    model, batch = make_linear()
+    counter = Counter(model)
+    attack(counter, batch, THREATS[0], seed=0)
+    assert counter.passes == passes
+
+
+def test_a_fooled_iterate_is_preferred_to_a_higher_loss() -> None:
+    """Three classes where cross-entropy grows on a point that is still right, and a wrong one has less of it."""
+
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            t = x.flatten(1).mean(1, keepdim=True)
+            wrong = (t > 0.55).double()
+            right = torch.cat([1 + 0 * t, 0.99 + 0 * t, 0.99 + 0 * t], 1)  # three-way tie: CE 1.09, still right
+            fooled = torch.cat([1 + 0 * t, 1.01 + 0 * t, -9 + 0 * t], 1)  # CE 0.70, fooled
+            return wrong * fooled + (1 - wrong) * right + 0 * x.sum()
+
+    batch = Batch(torch.arange(1), torch.full((1, 1, 2, 2), 0.5, dtype=torch.float64), torch.tensor([0]))
+    model = Fixed()
+    found = [PGD(steps=0, restarts=20)(model, batch, Threat("linf", 0.2), seed=seed) for seed in range(3)]
+    assert all(misclassified(model(x), batch.y).all() for x in found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "pdg"}, "unknown attack 'pdg'; did you mean 'pgd'"),
+        ({"name": "pgd", "step_size": 1}, r"attack.step_size: unknown key; did you mean 'steps'|'rel_step'"),
+        ({"name": "pgd", "steps": "many"}, "attack.steps: input should be a valid integer"),
+        ({"name": "pgd", "loss": "hinge"}, "attack.loss: input should be 'ce', 'margin' or 'dlr'"),
+        ({"name": "pgd", "steps": -1}, "need steps >= 0"),
+        ({"name": "pgd", "step": 0.1, "rel_step": 0.1}, "not both"),
+        ({"name": "pgd", "sparsity": 0}, "sparsity is a share"),
+    ],
+)
+def test_bad_settings_are_refused_with_their_path(spec: dict[str, object], message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        attacks.build(spec)
+
+
+def test_an_attack_is_its_own_record() -> None:
+    attack = attacks.build({"name": "pgd", "steps": 7, "rel_step": 0.5})
+    assert eval(repr(attack)) == attack

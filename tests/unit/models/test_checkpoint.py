@@ -1,0 +1,140 @@
+"""A saved model comes back bit for bit, and nothing but that is ever loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bastion import BastionError, load
+from bastion.models import Classifier, checkpoint
+
+SPEC = {"name": "vit/micro", "stem": [8, 16], "embed_dim": 16, "depth": 1, "num_heads": 2}
+
+
+def _build(seed: int = 0) -> Classifier:
+    return checkpoint.build(SPEC, mean=(0.5,) * 3, std=(0.25,) * 3, seed=seed)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    checkpoint.save(_build(), tmp_path / "model", {"note": "for a test"})
+    return tmp_path / "model"
+
+
+def test_saved_models_come_back_bit_for_bit(saved: Path) -> None:
+    x = torch.rand(3, 3, 32, 32)
+    loaded = load(saved)
+    assert not loaded.training
+    assert torch.equal(loaded(x), _build().eval()(x))
+    assert json.loads((saved / "card.json").read_text())["about"] == {"note": "for a test"}
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(123)
+    noise = torch.get_rng_state()
+    first = _build(seed=1)
+    assert torch.equal(torch.get_rng_state(), noise)
+    torch.manual_seed(456)
+    assert checkpoint.digest(_build(seed=1)) == checkpoint.digest(first)
+    assert checkpoint.digest(_build(seed=2)) != checkpoint.digest(first)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/bastion-was-here",)
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+def test_a_pickle_offered_as_weights_is_refused_unread(saved: Path, how: str) -> None:
+    path = saved / "model.safetensors"
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(Evil()))
+    else:
+        torch.save({"weights": torch.zeros(1)}, path)
+    with pytest.raises(BastionError, match="a pickle, which can run code"):
+        load(saved)
+    assert not Path("/tmp/bastion-was-here").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 0.5, 0.999])
+def test_truncated_weights_are_refused(saved: Path, keep: float) -> None:
+    path = saved / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep if keep > 1 else keep * len(content))])
+    with pytest.raises(BastionError, match=r"model\.safetensors: (corrupt or truncated|not a safetensors file)"):
+        load(saved)
+
+
+def test_a_flipped_bit_is_noticed(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BastionError, match="do not belong together, or one is damaged"):
+        load(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("network.head.bias"), r"1 tensors missing \['network.head.bias'\]"),
+        (lambda t: t.update(extra=torch.zeros(1)), r"1 unknown \['extra'\]"),
+        (lambda t: t.update({"network.head.bias": torch.zeros(7)}), r"'network.head.bias' has shape \(7,\), the model needs \(10,\)"),
+    ],
+)
+def test_weights_of_another_model_are_refused(saved: Path, change: object, message: str) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    change(tensors)  # type: ignore[operator]
+    save_file(tensors, saved / "model.safetensors")
+    with pytest.raises(BastionError, match=message):
+        load(saved)
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "not a bastion model card"),
+        ('{"format": 99}', "not a bastion model card of format 1; was it made by a newer version"),
+        ('{"format": 1}', "the key 'model' is missing"),
+        ('{"format": 1, "model": {"name": "vit/macro"}, "mean": [0,0,0], "std": [1,1,1]}', "unknown model 'vit/macro'"),
+    ],
+)
+def test_broken_cards_are_refused(saved: Path, card: str, message: str) -> None:
+    (saved / "card.json").write_text(card)
+    with pytest.raises(BastionError, match=message):
+        load(saved)
+
+
+def test_missing_models_say_where_they_were_looked_for(tmp_path: Path, saved: Path) -> None:
+    for name, message in {
+        str(tmp_path / "nowhere"): "not a run, not a folder with card.json",
+        "zoo/nothing": "no 'zoo/nothing' in the zoo",
+        str(saved / "model.safetensors"): "is a file; give the folder",
+    }.items():
+        with pytest.raises(BastionError, match=message):
+            load(name)
+
+
+def test_a_model_without_a_spec_cannot_be_saved(tiny_model: Classifier, tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match="no card could rebuild it"):
+        checkpoint.save(tiny_model, tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (saved / "model.safetensors").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BastionError, match="no space left on the disk; what was stored before is intact"):
+        checkpoint.save(_build(seed=5), saved)
+    assert (saved / "model.safetensors").read_bytes() == before
+    assert sorted(path.name for path in saved.iterdir()) == ["card.json", "model.safetensors"]

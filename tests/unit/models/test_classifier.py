@@ -1,0 +1,121 @@
+"""The classifier normalises by itself, and shows blocks and attention only when asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bastion import BastionError
+from bastion.models import Backbone, Classifier, checkpoint
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
+
+
+def _build(name: str, **options: object) -> Classifier:
+    return checkpoint.build({"name": name, **options}, mean=MEAN, std=STD).eval()
+
+
+@pytest.fixture(scope="module")
+def vit() -> Classifier:
+    return _build("vit/micro", depth=2, embed_dim=32)
+
+
+def test_normalisation_is_inside(vit: Classifier) -> None:
+    x = torch.rand(2, 3, 32, 32)
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    assert torch.allclose(vit(x), vit.network((x - mean) / std))
+
+
+def test_blocks_come_in_order(vit: Classifier) -> None:
+    assert [block.name for block in vit.blocks()] == ["blocks.0", "blocks.1"]
+    assert vit.blocks()[1].module is vit.network.blocks[1]
+
+
+def test_tapped_blocks_are_the_blocks_outputs(vit: Classifier) -> None:
+    x = torch.rand(2, 3, 32, 32)
+    with vit.tap("blocks") as taps:
+        vit(x)
+    tokens = vit.network._pos_embed(vit.network.patch_embed((x - vit.mean) / vit.std))
+    first = vit.network.blocks[0](tokens)
+    assert torch.allclose(taps.blocks["blocks.0"], first, atol=1e-6)
+    assert torch.allclose(taps.blocks["blocks.1"], vit.network.blocks[1](first), atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_is_softmax_of_scaled_products_fused_or_not(vit: Classifier, fused: bool) -> None:
+    for block in vit.network.blocks:
+        block.attn.fused_attn = fused
+    x = torch.rand(3, 3, 32, 32)
+    expected = vit(x)
+    with vit.tap("attention", "blocks") as taps:
+        got = vit(x)
+    attention = vit.network.blocks[1].attn
+    tokens = vit.network.blocks[1].norm1(taps.blocks["blocks.0"])
+    q, k, _ = attention.qkv(tokens).reshape(3, 64, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    scores = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1)
+    assert torch.allclose(taps.attention["blocks.1"], scores, atol=1e-6)
+    assert torch.allclose(got, expected, atol=1e-5)  # watching does not change the answer
+
+
+def test_attention_maps_carry_gradient(vit: Classifier) -> None:
+    x = torch.rand(1, 3, 32, 32, requires_grad=True)
+    with vit.tap("attention") as taps:
+        vit(x)
+    (gradient,) = torch.autograd.grad(taps.attention["blocks.0"][:, :, :, 0].log().sum(), x)
+    assert gradient.abs().sum() > 0
+
+
+def test_nothing_is_left_behind_after_a_tap(vit: Classifier) -> None:
+    with vit.tap("attention", "blocks") as taps:
+        vit(torch.rand(1, 3, 32, 32))
+    kept = dict(taps.blocks)
+    vit(torch.rand(1, 3, 32, 32))
+    assert all(taps.blocks[name] is tensor for name, tensor in kept.items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in vit.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "shape"),
+    [
+        ("timm/xcit_nano_12_p16_224", 14, (1, 4, 32, 32)),  # channel attention
+        ("timm/cait_xxs24_224", 26, (1, 4, 196, 196)),  # talking heads
+        ("timm/swin_tiny_patch4_window7_224", 12, (64, 3, 49, 49)),  # windows
+    ],
+)
+def test_other_families_show_their_own_kind_of_attention(name: str, blocks: int, shape: tuple[int, ...]) -> None:
+    model = _build(name)
+    with torch.no_grad(), model.tap("attention") as taps:
+        model(torch.rand(1, *model.shape))
+    assert len(taps.attention) == blocks
+    maps = list(taps.attention.values())
+    assert maps[0].shape == shape
+    assert all(torch.allclose(each.sum(-1), torch.ones(())) for each in maps)
+
+
+def test_asking_a_cnn_for_attention_is_an_error() -> None:
+    model = _build("timm/resnet18")
+    assert len(model.blocks()) == 8
+    with pytest.raises(BastionError, match="no attention maps"), model.tap("attention"):
+        model(torch.rand(1, 3, 32, 32))
+
+
+def test_unknown_taps_and_blockless_networks_are_errors(tiny_model: Classifier, vit: Classifier) -> None:
+    with pytest.raises(BastionError, match="unknown 'atention'; did you mean 'attention'"), vit.tap("atention"):
+        pass
+    with pytest.raises(BastionError, match="no residual blocks found"):
+        tiny_model.blocks()
+
+
+def test_wrong_shapes_and_normalisations_are_errors(vit: Classifier) -> None:
+    with pytest.raises(BastionError, match=r"expected \(B, 3, H, W\), got \(2, 1, 32, 32\)"):
+        vit(torch.rand(2, 1, 32, 32))
+    with pytest.raises(BastionError, match="need 3 means and 3 positive stds"):
+        Classifier(Backbone(nn.Identity(), 10, (3, 8, 8)), (0.5,), (0.5,))
+
+
+def test_logits_are_float32_under_autocast_and_float64_in_double(vit: Classifier) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert vit(torch.rand(1, 3, 32, 32)).dtype == torch.float32
+    double = _build("vit/micro", depth=1, embed_dim=16).double()
+    assert double(torch.rand(1, 3, 32, 32, dtype=torch.float64)).dtype == torch.float64

@@ -1,0 +1,126 @@
+"""Runs as training and measuring leave them, made through the real stores, with numbers known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bastion.measure.store import ProbeStore, blocks, write_measurement
+from bastion.recipe import Recipe
+from bastion.run import Run, create_run, environment
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+EPS = 8 / 255
+N, BLOCK = 200, 100
+KEEP = 16  # pictures, of the first examples
+PGD = "Adversarial(threat=Threat(norm='linf', eps=0.03137254901960784), attack=PGD(steps=20, rel_step=0.1))"
+
+Column = np.ndarray[Any, Any]
+MakeRun = Callable[..., Run]  # the fixture `make_run`
+
+
+def train_run(folder: Path, *, robust: float, epochs: int = 12) -> Run:
+    """A run with a recipe and a log; without robust numbers if `robust` is zero, as in standard training."""
+    recipe = Recipe.model_validate(
+        {
+            "data": "cifar10-mini",
+            "model": "vit/micro",
+            "objective": "trades" if robust else "standard",
+            "seed": 3,
+        }
+    )
+    run = create_run(folder, seed=3, recipe=recipe)
+    noise = np.random.default_rng(round(1000 * robust))
+    for step in range(20, 40 * epochs + 1, 20):
+        time = step / (40 * epochs)
+        record = {"kind": "step", "step": step, "epoch": step / 40, "loss": 0.9 + 1.5 * np.exp(-3 * time)}
+        record["loss"] += noise.normal(0, 0.04)
+        record["clean_accuracy"] = 0.1 + 0.4 * (1 - np.exp(-3 * time)) + noise.normal(0, 0.02)
+        if robust:
+            record["robust_accuracy"] = 0.1 + 0.2 * (1 - np.exp(-3 * time)) + noise.normal(0, 0.02)
+        run.log(record)
+        if step % 40 == 0:
+            validation = {"val_clean": 0.1 + 0.38 * (1 - np.exp(-3 * time)), "val_n": 500}
+            if robust:
+                validation["val_robust"] = 0.1 + 0.17 * (1 - np.exp(-3 * time))
+            run.log({"kind": "epoch", "step": step, "epoch": step // 40, **validation})
+        if step == 240:
+            run.log({"kind": "event", "step": step, "message": "resumed from checkpoint 240"})
+    return run
+
+
+def measure_run(
+    run: Run,
+    *,
+    clean: float,
+    robust: float,
+    n: int = N,
+    channels: int = 3,
+    images: Column | None = None,
+    classes: tuple[str, ...] = CLASSES,
+    label: str = "pgd-20",
+    norm: str = "linf",
+    identity: str = "",
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Facts of an accuracy probe and of an attack with exactly these accuracies, spread over the examples."""
+    draw = np.random.default_rng(7)
+    truth, other = draw.integers(0, len(classes), n), draw.integers(1, len(classes), n)
+    mistaken = (truth + other) % len(classes)
+    spread = np.argsort(draw.random(n))
+    alive, survived = spread < round(clean * n), spread < round(robust * n)
+    fooled = alive & ~survived
+    clean_pictures = smooth_pictures(channels) if images is None else images[:KEEP]
+    delta = np.where(alive[:KEEP, None, None, None], perturbations(channels), 0)
+    pictures = {"clean": clean_pictures, "adversarial": np.clip(clean_pictures + delta, 0, 1).astype(np.float32)}
+    common = {"index": np.arange(n), "label": truth}
+    facts = {
+        "clean": {**common, "correct": alive, "prediction": np.where(alive, truth, mistaken)},
+        label: {
+            **common,
+            "correct": survived,
+            "prediction": np.where(survived, truth, mistaken),
+            "in_budget": np.ones(n, dtype=bool),
+            "distance": np.where(fooled, EPS, np.nan).astype(np.float32),
+        },
+    }
+    stores = {name: ProbeStore.open(run, {"probe": name, "n": n, "of": identity}) for name in facts}
+    for block in blocks(n, BLOCK):
+        for name, columns in facts.items():
+            part = {key: column[block.start : block.stop] for key, column in columns.items()}
+            stores[name].write(block, part, pictures if name == label and block.start == 0 else {})
+    standard = {
+        **environment(3),
+        "model": run.name,
+        "data": {"name": "cifar10-mini", "fingerprint": "f00d"},
+        "classes": list(classes),
+        "split": "test",
+        "suite": "demo",
+        "n": n,
+        "block": BLOCK,
+        "probes": {name: store.folder.name for name, store in stores.items()},
+        "described": {"clean": "Accuracy()", label: PGD},
+        "threats": {label: {"norm": norm, "eps": EPS}},
+    }
+    write_measurement(run, standard | dict(about or {}))
+
+
+def smooth_pictures(channels: int, size: int = 32) -> Column:
+    """(KEEP, C, H, W) in [0,1]: a few slow waves each."""
+    draw = np.random.default_rng(1)
+    rows, columns = np.meshgrid(np.linspace(0, 1, size), np.linspace(0, 1, size), indexing="ij")
+    pictures = np.full((KEEP, channels, size, size), 0.5)
+    for _ in range(4):
+        frequency = draw.normal(0, 5, (2, KEEP, channels, 1, 1))
+        phase = draw.uniform(0, 7, (KEEP, channels, 1, 1))
+        pictures += 0.12 * np.sin(frequency[0] * rows + frequency[1] * columns + phase)
+    return np.clip(pictures, 0, 1).astype(np.float32)
+
+
+def perturbations(channels: int) -> Column:
+    """(KEEP, C, H, W): ±EPS in patches, much as linf attacks leave them."""
+    signs = np.random.default_rng(2).choice([-1.0, 1.0], (KEEP, channels, 16, 16))
+    return EPS * signs.repeat(2, axis=2).repeat(2, axis=3)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from made_runs import CLASSES, EPS, MakeRun
+from PIL import Image
+
+from bastion.errors import BastionError
+from bastion.measure.store import Column, read_pictures
+from bastion.report.gallery import choose, clean_predictions, data_uri, galleries, rescaled, to_bytes
+from bastion.report.tables import read_subjects
+
+
+def decoded(source: str) -> Column:
+    """(C, H, W) bytes of a data URI."""
+    kind, _, content = source.partition(",")
+    assert kind == "data:image/png;base64"
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def test_a_perturbation_is_shown_as_delta_plus_eps_over_two_eps() -> None:
+    delta = np.array([-EPS, -EPS / 2, 0, EPS / 2, EPS], dtype=np.float32)
+    assert rescaled(delta, EPS).tolist() == [0, 64, 128, 191, 255]  # 255/4 = 63.75, 255/2 = 127.5
+
+
+def test_no_perturbation_is_grey_whatever_the_scale() -> None:
+    assert (rescaled(np.zeros((1, 2, 2), np.float32), 0) == 128).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_png_keeps_every_pixel(channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (channels, 5, 7), dtype=np.uint8)
+    assert (decoded(data_uri(to_bytes(pixels / np.float32(255)))) == pixels).all()
+
+
+def test_pictures_with_other_channels_are_refused() -> None:
+    with pytest.raises(BastionError, match="has 4 channels; 1 or 3"):
+        data_uri(np.zeros((4, 2, 2), np.uint8))
+
+
+def test_examples_that_were_right_come_first() -> None:
+    assert choose(np.array([False, True, False, True])) == [1, 3, 0, 2]
+    assert choose(np.ones(20, dtype=bool)) == list(range(8))
+
+
+def test_clean_predictions_follow_from_the_facts_of_the_attack(make_run: MakeRun) -> None:
+    (subject,) = read_subjects([make_run("robust", clean=0.47, robust=0.265).folder])
+    columns = subject.measurements[0].columns
+    fact = {name: columns[f"pgd-20/{name}"] for name in ("correct", "distance", "label", "prediction")}
+    assert (clean_predictions(fact) == columns["clean/prediction"]).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_gallery_shows_the_stored_pictures_and_predictions(make_run: MakeRun, channels: int) -> None:
+    (subject,) = read_subjects([make_run("robust", clean=0.47, robust=0.265, channels=channels).folder])
+    facts = subject.measurements[0]
+    (gallery,) = galleries(subject)
+    stored = read_pictures(subject.run, facts, "pgd-20")
+    rows = np.flatnonzero(facts.columns["clean/correct"][:16])[:8]
+    assert (gallery.label, gallery.threat, gallery.scale) == ("pgd-20", "ℓ∞ ≤ 8/255", "ε = 8/255")
+    for row, example in zip(rows, gallery.examples, strict=False):
+        delta = stored["adversarial"][row].astype(np.float64) - stored["clean"][row]
+        assert (decoded(example.clean.source) == np.rint(255 * stored["clean"][row])).all()
+        assert (decoded(example.adversarial.source) == np.rint(255 * stored["adversarial"][row])).all()
+        expected = 255 * (delta + EPS) / (2 * EPS)
+        assert np.abs(decoded(example.perturbation) - expected).max() <= 0.5 + 1e-3
+        assert example.truth == example.clean.caption == CLASSES[facts.columns["pgd-20/label"][row]]
+        assert example.adversarial.caption == CLASSES[facts.columns["pgd-20/prediction"][row]]
+        survived = facts.columns["pgd-20/correct"][row]
+        assert (example.clean.verdict, example.adversarial.verdict) == ("right", "right" if survived else "wrong")
+
+
+def test_a_clean_mistake_says_what_the_image_is(make_run: MakeRun) -> None:
+    (subject,) = read_subjects([make_run("poor", clean=0, robust=0).folder])
+    example = galleries(subject)[0].examples[0]
+    assert example.clean.caption.endswith(f"(is {example.truth})")
+    assert example.clean.verdict == "wrong"
+    assert (decoded(example.perturbation) == 128).all()
+
+
+@pytest.mark.parametrize("change", [{"norm": "l2"}, {"about": {"threats": {}}}], ids=["l2", "unknown threat"])
+def test_without_a_bound_per_pixel_the_largest_change_is_the_scale(
+    make_run: MakeRun, change: dict[str, object]
+) -> None:
+    (subject,) = read_subjects([make_run("robust", clean=1, robust=0, **change).folder])
+    (gallery,) = galleries(subject)
+    assert gallery.scale == "ε = 0.0314, the largest change of a pixel in these examples"
+    levels = np.stack([decoded(example.perturbation) for example in gallery.examples])
+    assert (levels.min(), levels.max()) == (0, 255)
+
+
+def test_a_mistake_outside_the_budget_is_said_not_to_count(make_run: MakeRun) -> None:
+    (subject,) = read_subjects([make_run("cheated", clean=1, robust=0).folder])
+    columns = subject.measurements[0].columns
+    columns["pgd-20/in_budget"][:], columns["pgd-20/correct"][:] = False, True
+    assert all(
+        example.adversarial.caption.endswith("(outside the budget: does not count)")
+        for example in galleries(subject)[0].examples
+    )
+
+
+def test_measurements_that_share_a_probe_share_its_gallery(make_run: MakeRun) -> None:
+    (subject,) = read_subjects([make_run("robust", clean=0.5, robust=0.2).folder])
+    subject.measurements.append(subject.measurements[0])
+    assert len(galleries(subject)) == 1

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_runs import MakeRun, measure_run, train_run
+
+from bastion.errors import BastionError
+from bastion.measure.store import read_measurements
+from bastion.report import html
+from bastion.report.html import report
+from bastion.run import Run, create_run
+
+EVIL = "<script>alert('x')</script>"
+VOID = {"meta", "img", "br", "path", "use"}
+
+
+class Page(HTMLParser):
+    """Elements and their ids; cells of tables; the text of everything."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(content)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += f" {data.strip()}"
+
+
+@pytest.fixture
+def runs(make_run: MakeRun) -> list[Run]:
+    return [make_run("robust", clean=0.47, robust=0.265), make_run("standard", clean=0.55, robust=0)]
+
+
+def page_of(runs: list[Run], output: Path) -> str:
+    return report([run.folder for run in runs], output).read_text()
+
+
+def test_the_table_holds_the_numbers_of_the_facts(runs: list[Run], tmp_path: Path) -> None:
+    page = Page(page_of(runs, tmp_path / "report.html"))
+    rows = {row[0].split()[-1]: [cell.split() for cell in row[1:]] for row in page.rows[1:3]}
+    for run in runs:
+        (facts,) = read_measurements(run)
+        assert rows[run.name] == [
+            [f"{100 * e.value:.1f}", "%", f"{100 * e.low:.1f}–{100 * e.high:.1f}"] for e in facts.accuracies().values()
+        ]
+    assert rows["robust"][1] == ["26.5", "%", "20.9–33.0"]
+    assert [cell.split()[0] for cell in page.rows[0]] == ["run", "clean", "pgd-20", "worst"]
+
+
+def test_ids_are_unique_and_links_lead_to_them(runs: list[Run], tmp_path: Path) -> None:
+    page = Page(page_of(runs, tmp_path / "report.html"))
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+
+
+def test_the_page_needs_nothing_but_itself(runs: list[Run], tmp_path: Path) -> None:
+    content = page_of(runs, tmp_path / "report.html")
+    page = Page(content)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", re.sub(r"base64,[\w+/=]+", "", content))
+    assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    assert "default-src 'none'" in content  # and a browser would refuse
+
+
+def test_the_same_facts_give_the_same_bytes(runs: list[Run], tmp_path: Path) -> None:
+    assert page_of(runs, tmp_path / "one.html") == page_of(runs, tmp_path / "two.html")
+
+
+def test_text_of_the_data_is_never_markup(tmp_path: Path) -> None:
+    run = train_run(tmp_path / EVIL.replace("/", "∕"), robust=0.2)
+    run.log({"kind": "event", "step": 1, "message": EVIL})
+    (run.folder / "recipe.yaml").write_text(f'about: "{EVIL}"\n')
+    texts = {"command": EVIL, "suite": EVIL.replace("/", "∕"), "machine": {EVIL: EVIL}, "versions": {EVIL: EVIL}}
+    texts |= {"data": {"name": EVIL, "fingerprint": "1"}, "described": {"clean": EVIL, EVIL: EVIL}, "created": EVIL}
+    measure_run(run, clean=0.5, robust=0.2, classes=(EVIL,) * 10, label=EVIL, about=texts)
+    content = page_of([run], tmp_path / "report.html")
+    assert "<script" not in content
+    assert content.count("&lt;script&gt;") > 40
+    assert "script" not in Page(content).tags
+
+
+def test_the_resolved_recipe_and_the_events_are_shown(runs: list[Run], tmp_path: Path) -> None:
+    text = Page(page_of(runs, tmp_path / "report.html")).text
+    assert (runs[0].folder / "recipe.yaml").read_text() in text
+    assert "resumed from checkpoint 240" in text
+    assert "attack=PGD(steps=20, rel_step=0.1)" in text
+
+
+def test_a_run_that_was_only_trained_says_what_is_missing(tmp_path: Path) -> None:
+    text = Page(page_of([train_run(tmp_path / "run", robust=0.2)], tmp_path / "report.html")).text
+    assert "Nothing has been measured yet." in text
+    assert "Not measured yet: run." in text
+    assert "No pictures of attacks are stored: this run has not been measured yet." in text
+    assert "training loss" in text
+
+
+def test_a_run_that_was_only_measured_says_what_is_missing(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    measure_run(run, clean=0.5, robust=0.2)
+    for pictures in run.facts.rglob("pictures-*"):
+        pictures.unlink()
+    text = Page(page_of([run], tmp_path / "report.html")).text
+    assert "No training log: run." in text
+    assert "No pictures of attacks are stored." in text
+    assert "No recipe: the model was not trained in this run." in text
+    assert "Not measured yet" not in text
+
+
+def test_what_is_no_run_or_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match="not a run directory"):
+        report([tmp_path], tmp_path / "report.html")
+    run = create_run(tmp_path / "run", seed=0)
+    with pytest.raises(BastionError, match="cannot be written"):
+        report([run.folder], tmp_path)
+
+
+def test_a_report_needs_no_torch(runs: list[Run], tmp_path: Path) -> None:
+    code = (
+        "import sys; from bastion.report.html import report; report(sys.argv[1:-1], sys.argv[-1]); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    folders = [str(run.folder) for run in runs]
+    subprocess.run([sys.executable, "-W", "error", "-c", code, *folders, str(tmp_path / "r.html")], check=True)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_all_text_has_enough_contrast(scheme: int) -> None:
+    sheet = (Path(html.__file__).parent / "templates" / "report.css").read_text()
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", re.findall(r":root \{(.*?)\}", sheet, re.DOTALL)[scheme]))
+    assert len(colours) == 16
+    for paper in ("paper", "tint"):
+        for name in colours.keys() - {"paper", "tint", "line"}:
+            lights = sorted([luminance(colours[name]), luminance(colours[paper])])
+            assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5, name

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import MakeRun, train_run
+
+from bastion.report import plots
+from bastion.report.tables import Comparison, compare, read_subjects
+from bastion.run import create_run
+
+
+def comparison_of(make_run: MakeRun, **changes: str) -> Comparison:
+    runs = [
+        make_run("robust", clean=0.47, robust=0.265, **changes),
+        make_run("standard", clean=0.55, robust=0, **changes),
+    ]
+    return compare(read_subjects(run.folder for run in runs))[0]
+
+
+def drawn_at(svg: str, mark: int) -> list[float]:
+    """The x of every marker that is filled with this run's colour."""
+    return [float(x) for x in re.findall(rf'<use href="[^"]+" x="([\d.]+)"[^>]*fill: var\(--run-{mark}\)', svg)]
+
+
+def test_every_dot_stands_at_its_accuracy(make_run: MakeRun) -> None:
+    svg = plots.accuracy_chart(comparison_of(make_run), 760, "key")
+    left, right = 6, 760 - 34  # of 0 % and 100 %
+    expected = {0: [47.0, 26.5, 26.5], 1: [55.0, 0.0, 0.0]}
+    for mark, accuracies in expected.items():
+        assert drawn_at(svg, mark) == pytest.approx([left + x / 100 * (right - left) for x in accuracies], abs=1e-3)
+
+
+def test_charts_take_every_colour_from_the_page(make_run: MakeRun) -> None:
+    svg = plots.accuracy_chart(comparison_of(make_run), 760, "key")
+    assert not re.search(r"#[0-9a-f]{6}", svg)
+    assert {"--ink", "--muted", "--line", "--paper", "--run-0", "--run-1"} == set(re.findall(r"var\((--[\w-]+)\)", svg))
+
+
+def test_charts_keep_their_ids_to_themselves(make_run: MakeRun) -> None:
+    comparison = comparison_of(make_run)
+    charts = [plots.accuracy_chart(comparison, width, key) for width, key in ((760, "a"), (350, "b"))]
+    ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in charts]
+    assert not set(ids[0]) & set(ids[1])
+    for svg, own in zip(charts, ids, strict=True):
+        assert set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', svg)) <= {(each, "") for each in own} | {
+            ("", e) for e in own
+        }
+
+
+@pytest.mark.parametrize("label", ["$x^$ & <script>", "攻撃", "#000001"])
+def test_any_label_can_be_drawn(make_run: MakeRun, label: str) -> None:
+    svg = plots.accuracy_chart(comparison_of(make_run, label=label), 760, "key")
+    assert label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in svg
+
+
+def test_training_panels_hold_what_was_logged(tmp_path: Path) -> None:
+    robust, standard = (train_run(tmp_path / name, robust=value) for name, value in (("robust", 0.2), ("standard", 0)))
+    loss, clean, attacked = plots.training_panels(read_subjects([robust.folder, standard.folder]))
+    assert "training loss" in loss
+    assert len(drawn_at(clean, 0)) == len(drawn_at(clean, 1)) == 12  # validations
+    assert len(drawn_at(attacked, 0)) == 12
+    assert "var(--run-1)" not in attacked  # standard training attacks nothing
+
+
+def test_a_run_without_a_log_has_no_panels(tmp_path: Path) -> None:
+    assert plots.training_panels(read_subjects([create_run(tmp_path / "run", seed=0).folder])) == []
+
+
+def test_losses_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    for step, loss in enumerate([2.0, float("nan"), float("inf"), 1.0]):
+        run.log({"kind": "step", "step": step, "epoch": step / 4, "loss": loss})
+    (subject,) = read_subjects([run.folder])
+    (curve,) = plots.curves([subject], "loss", None, 1)
+    assert (curve.epochs.tolist(), curve.values.tolist()) == ([0, 0.75], [2.0, 1.0])
+
+
+def test_a_long_curve_is_averaged_in_equal_stretches() -> None:
+    epochs, values = plots.averaged(np.arange(3000.0), np.arange(3000.0) % 10)
+    assert (values == 4.5).all()
+    assert epochs.tolist() == [10 * stretch + 4.5 for stretch in range(plots.POINTS)]

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from made_runs import EPS, PGD, MakeRun, measure_run, train_run
+
+from bastion.errors import BastionError
+from bastion.measure.intervals import wilson
+from bastion.report.tables import compare, eps_text, interval, percent, quantity, read_subjects, summary
+from bastion.run import create_run
+
+
+def test_numbers_read_as_people_write_them() -> None:
+    assert percent(0.265) == "26.5"
+    assert interval(wilson(53, 200)) == "20.9–33.0"  # by hand from Wilson's formula
+    assert interval(wilson(0, 200)) == "0.0–1.9"
+    assert quantity(0.0313725) == "0.03137"
+    assert quantity(float("nan")) == "–"
+
+
+@pytest.mark.parametrize(
+    ("eps", "text"), [(8 / 255, "8/255"), (0.5 / 255, "0.5/255"), (0.3, "0.3"), (128 / 255, "128/255"), (0.5, "0.5")]
+)
+def test_eps_reads_as_people_write_it(eps: float, text: str) -> None:
+    assert eps_text(eps) == text
+
+
+def test_runs_asked_the_same_share_a_table(make_run: MakeRun) -> None:
+    runs = [make_run("robust", clean=0.47, robust=0.265), make_run("standard", clean=0.55, robust=0)]
+    (comparison,) = compare(read_subjects(run.folder for run in runs))
+    assert [row.name for row in comparison.rows] == ["robust", "standard"]
+    assert comparison.columns == ["clean", "pgd-20", "worst case"]
+    assert comparison.threat("pgd-20") == "ℓ∞ ≤ 8/255"
+    assert comparison.threat("clean") == ""
+    assert comparison.rows[0].accuracies["pgd-20"] == wilson(53, 200)
+    assert comparison.rows[1].accuracies["worst case"] == wilson(0, 200)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"name": "cifar10-mini", "fingerprint": "beef"}},
+        {"split": "val"},
+        {"suite": "other"},
+        {"described": {"clean": "Accuracy()", "pgd-20": PGD.replace("steps=20", "steps=1")}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_runs_asked_differently_are_not_compared(make_run: MakeRun, change: dict[str, object]) -> None:
+    runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.5, robust=0.2, about=change)]
+    assert [len(each.rows) for each in compare(read_subjects(run.folder for run in runs))] == [1, 1]
+
+
+def test_different_n_is_not_compared_and_more_images_come_first(make_run: MakeRun) -> None:
+    runs = [make_run("few", clean=0.5, robust=0.2, n=100), make_run("many", clean=0.5, robust=0.2)]
+    assert [each.n for each in compare(read_subjects(run.folder for run in runs))] == [200, 100]
+
+
+def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:
+    run = make_run("robust", clean=0.5, robust=0.2, about={"created": "2026-01-01"})
+    measure_run(run, clean=0.5, robust=0.2, about={"created": "2026-01-02"}, identity="other weights")
+    (comparison,) = compare(read_subjects([run.folder]))
+    assert [row.name for row in comparison.rows] == ["robust, 2026-01-01", "robust, 2026-01-02"]
+
+
+def test_a_run_given_twice_is_read_once(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    assert len(read_subjects([run.folder, f"{tmp_path}/../{tmp_path.name}/run"])) == 1
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    folders = [create_run(tmp_path / parent / "run", seed=0).folder for parent in ("a", "b")]
+    assert [subject.name for subject in read_subjects(folders)] == [str(folder) for folder in folders]
+
+
+def test_the_summary_is_made_from_the_facts(make_run: MakeRun) -> None:
+    runs = [make_run("robust", clean=0.47, robust=0.265), make_run("standard", clean=0.55, robust=0)]
+    said = summary(compare(read_subjects(run.folder for run in runs))).replace("\u00a0", " ")
+    assert said == (
+        "robust: 47.0 % right on clean images, 26.5 % under attack; standard: 55.0 % and 0.0 %. "
+        "Measured on 200 images of cifar10-mini (test)."
+    )
+
+
+def test_the_summary_says_so_if_nothing_was_measured(tmp_path: Path) -> None:
+    run = train_run(tmp_path / "run", robust=0)
+    assert summary(compare(read_subjects([run.folder]))) == "Nothing has been measured yet."
+
+
+def test_other_values_carry_the_n_they_are_made_of(make_run: MakeRun) -> None:
+    run = make_run("robust", clean=0.47, robust=0.265)
+    measures = compare(read_subjects([run.folder]))[0].measures()
+    (distance,) = measures["pgd-20/distance"]
+    assert distance.n == 94 - 53  # only the fooled have one
+    assert distance.value == pytest.approx(EPS)
+    assert "pgd-20/correct" not in measures
+
+
+def test_no_run_and_no_run_directory_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match="no run was given"):
+        read_subjects([])
+    with pytest.raises(BastionError, match="not a run directory"):
+        read_subjects([tmp_path])
+
+
+def test_damaged_facts_are_an_error_that_names_the_file(make_run: MakeRun) -> None:
+    run = make_run("robust", clean=0.5, robust=0.2)
+    shutil.rmtree(run.facts)
+    with pytest.raises(BastionError, match=r"facts-0000000-0000100.safetensors: no such file"):
+        read_subjects([run.folder])

@@ -1,0 +1,106 @@
+"""A plug-in is found by being there, and every value it is built with is checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bastion import BastionError, Threat
+from bastion.attacks import Attack
+from bastion.attacks.pgd import PGD
+from bastion.registry import Registry
+
+
+class Thing:
+    def __init__(self, *, size: int, ratio: float = 0.5, threat: Threat | None = None, attack: Attack | None = None) -> None:
+        self.size, self.ratio, self.threat, self.attack = size, ratio, threat, attack
+
+
+@dataclass(frozen=True)
+class Positive:
+    value: float
+
+    def __post_init__(self) -> None:
+        if self.value <= 0:
+            raise ValueError(f"value must be positive, got {self.value}")
+
+
+@pytest.fixture
+def things() -> Registry[object]:
+    registry: Registry[object] = Registry("thing", "bastion.probes", type("Product", (), {}))
+    registry.register("thing")(Thing)
+    registry.register("positive")(Positive)
+    return registry
+
+
+def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Registry[Thing]) -> None:
+    thing = things.build({"name": "thing", "size": 3, "threat": {"norm": "l2", "eps": 0.5}, "attack": {"name": "pgd", "steps": 2}})
+    assert thing.threat == Threat("l2", 0.5)
+    assert thing.attack == PGD(steps=2)
+    assert things.build({"name": "thing", "size": 3, "attack": "pgd"}).attack == PGD()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "thin"}, r"here.name: unknown thing 'thin'; did you mean 'thing'\?"),
+        ({"name": "thing"}, "here.size: missing"),
+        ({"name": "thing", "size": 1, "raito": 2}, r"here.raito: unknown key; did you mean 'ratio'\?"),
+        ({"name": "thing", "size": "a"}, "here.size: input should be a valid integer.*got 'a'"),
+        ({"name": "thing", "size": 1, "threat": {"norm": "l2", "esp": 1}}, "here.threat.esp: unknown key; did you mean 'eps'"),
+        ({"name": "thing", "size": 1, "threat": {"norm": "l3", "eps": 1}}, "here.threat.norm: input should be 'linf', 'l2' or 'l1'"),
+        ({"name": "thing", "size": 1, "attack": {"name": "pgd", "stps": 1}}, "here.attack.stps: unknown key; did you mean 'steps'"),
+        ({"name": "positive", "value": -1}, "here: value must be positive, got -1.0"),
+        (7, "here: expected a thing as {name: …}, got 7"),
+    ],
+)
+def test_mistakes_are_named_with_their_path(things: Registry[object], spec: object, message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        things.build(spec, "here")
+
+
+def test_what_the_caller_gives_the_spec_may_not_set(things: Registry[Thing]) -> None:
+    assert things.build({"name": "thing"}, size=4).size == 4
+    with pytest.raises(BastionError, match="size: unknown key"):
+        things.build({"name": "thing", "size": 3}, size=4)
+
+
+def test_check_finds_mistakes_without_building(things: Registry[object]) -> None:
+    things.check({"name": "positive", "value": -1})  # only building would notice
+    with pytest.raises(BastionError, match="unknown key"):
+        things.check({"name": "positive", "vlue": -1})
+
+
+def test_two_plug_ins_may_not_share_a_name(things: Registry[object]) -> None:
+    with pytest.raises(BastionError, match="'thing' is defined twice"):
+        things.register("thing")(Positive)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from bastion.attacks import attacks
+
+@attacks.register("nothing")
+@dataclass(frozen=True)
+class Nothing:
+    def __call__(self, model, batch, threat, *, seed):
+        return batch.x
+"""
+
+
+def test_plug_ins_outside_the_package_are_found_by_being_there(tmp_path: Path) -> None:
+    (tmp_path / "attacks").mkdir()
+    (tmp_path / "attacks" / "nothing.py").write_text(PLUGIN)
+    listed = subprocess.run(
+        [sys.executable, "-c", "from bastion.attacks import attacks; print(attacks.build('nothing'), attacks.names())"],
+        env={"BASTION_PLUGINS": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "Nothing()" in listed
+    assert "'pgd'" in listed

@@ -1,0 +1,122 @@
+"""Files are whole or absent, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bastion import BastionError, storage
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    storage.write_text(path, "old")
+    with pytest.raises(RuntimeError), storage.atomic(path) as temporary:
+        temporary.write_text("half of the ne")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage.write_text(tmp_path / "a", "old")
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(BastionError, match=r"a: no space left on the disk; what was stored before is intact: free some"):
+        storage.write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_writing_where_one_may_not_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BastionError, match="cannot be written"):
+        storage.write_text(tmp_path / "file" / "below", "x")
+
+
+def test_new_files_have_ordinary_permissions(tmp_path: Path) -> None:
+    storage.write_text(tmp_path / "a", "x")
+    (tmp_path / "b").write_text("x")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+WRITER = """
+import sys, numpy as np
+from pathlib import Path
+from bastion import storage
+for i in range(10**9):
+    storage.write_arrays(Path(sys.argv[1]), {"x": np.full(200_000, i), "y": np.full(3, i)})
+    print(i, flush=True)
+"""
+
+
+def test_kill_9_while_writing_leaves_a_readable_file(tmp_path: Path) -> None:
+    path = tmp_path / "facts.safetensors"
+    for pause in (0.0, 0.003, 0.011, 0.02):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()  # one file is there; the next is being written
+        time.sleep(pause)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        arrays, _ = storage.read_arrays(path)
+        assert len(set(arrays["x"].tolist()) | set(arrays["y"].tolist())) == 1
+
+
+def test_arrays_come_back_with_their_types(tmp_path: Path) -> None:
+    arrays = {"flag": np.array([True, False]), "index": np.arange(3), "x": np.float32([[1.5]]), "strided": np.arange(9)[::2]}
+    storage.write_arrays(tmp_path / "a", arrays, {"note": "hello"})
+    loaded, metadata = storage.read_arrays(tmp_path / "a")
+    assert metadata == {"note": "hello"}
+    for name, array in arrays.items():
+        assert loaded[name].dtype == array.dtype
+        assert np.array_equal(loaded[name], array)
+
+
+def test_no_header_length_is_taken_for_a_pickle(tmp_path: Path) -> None:
+    """The first byte of a safetensors file is the low byte of its header's length: 0x80 for one in 32."""
+    for padding in range(40):
+        storage.write_arrays(tmp_path / "a", {"x": np.zeros(1)}, {"padding": " " * 8 * padding})
+        storage.read_arrays(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps({"x": 1}), "a pickle, which can run code"),
+        (b"PK\x03\x04 and so on", "a pickle, which can run code"),
+        (b"hello, world", "not a safetensors file"),
+        (b"", "not a safetensors file, or cut off after 0 bytes"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f{}", "corrupt or truncated"),
+    ],
+)
+def test_what_is_not_safetensors_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(BastionError, match=message):
+        storage.read_arrays(tmp_path / "a")
+
+
+def test_missing_and_broken_json_are_clear(tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match="no such file"):
+        storage.read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{"a": ')
+    with pytest.raises(BastionError, match="not readable as JSON"):
+        storage.read_json(tmp_path / "a.json")
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
+    assert storage.fingerprint({"a": 1, "b": [2]}) == storage.fingerprint({"b": [2], "a": 1})
+    assert storage.fingerprint({"a": 1}) != storage.fingerprint({"a": 2})
