@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from bastion import recipe, storage
 from bastion.report import plots, tables
@@ -60,8 +61,9 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _charts(comparison: Comparison, position: int) -> dict[str, Any]:
-    widths = {"wide": _WIDE, "narrow": _NARROW}
+def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
+    """None for a suite that asks for no accuracy."""
+    widths = {"wide": _WIDE, "narrow": _NARROW} if comparison.columns else {}
     return {
         name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
     }

@@ -99,7 +99,7 @@ def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> N
         estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
         low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
         paint: dict[str, Any] = {"color": colour(row.subject.mark), "clip_on": False}
-        axes.plot([low, high], [y, y], alpha=0.35, linewidth=6, solid_capstyle="butt", **paint)
+        axes.plot([low, high], [y, y], alpha=0.45, linewidth=6, solid_capstyle="butt", **paint)
         axes.plot(value, y, marker(row.subject.mark), markersize=10, markeredgecolor=_PAPER, **paint)
         axes.annotate(percent(estimate.value), (high, y), (9, 0), va="center", **beside)
 

@@ -129,10 +129,10 @@ def attacked(facts: Facts, label: str) -> bool:
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
-    """The first comparison in plain words."""
-    if not comparisons or not comparisons[0].columns:
-        return "Nothing has been measured yet."
-    first = comparisons[0]
+    """The first comparison of accuracies in plain words."""
+    first = next((comparison for comparison in comparisons if comparison.columns), None)
+    if first is None:
+        return "No accuracy has been measured yet."
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about['data']['name']} ({first.about['split']})"
     return f"{'; '.join(said)}. Measured on {images}."

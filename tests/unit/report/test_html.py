@@ -6,11 +6,12 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import MakeRun, measure_run, train_run
 
 from bastion.errors import BastionError
-from bastion.measure.store import read_measurements
+from bastion.measure.store import ProbeStore, read_measurements, write_measurement
 from bastion.report import html
 from bastion.report.html import report
 from bastion.run import Run, create_run
@@ -121,7 +122,7 @@ def test_the_resolved_recipe_and_the_events_are_shown(runs: list[Run], tmp_path:
 
 def test_a_run_that_was_only_trained_says_what_is_missing(tmp_path: Path) -> None:
     text = Page(page_of([train_run(tmp_path / "run", robust=0.2)], tmp_path / "report.html")).text
-    assert "Nothing has been measured yet." in text
+    assert "No accuracy has been measured yet." in text
     assert "Not measured yet: run." in text
     assert "No pictures of attacks are stored: this run has not been measured yet." in text
     assert "training loss" in text
@@ -137,6 +138,21 @@ def test_a_run_that_was_only_measured_says_what_is_missing(tmp_path: Path) -> No
     assert "No pictures of attacks are stored." in text
     assert "No recipe: the model was not trained in this run." in text
     assert "Not measured yet" not in text
+
+
+def test_a_suite_without_accuracies_shows_its_values(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    measure_run(run, clean=0.5, robust=0.2)
+    (facts,) = read_measurements(run)
+    store = ProbeStore.open(run, {"probe": "sigma"})
+    for block in facts.blocks:
+        store.write(block, {"largest": np.full(len(block), 2.5, np.float32)}, {})
+    only = {"suite": "analysis", "probes": {"sigma": store.folder.name}, "described": {"sigma": "Sigma()"}}
+    write_measurement(run, facts.about | only)
+    page = Page(page_of([run], tmp_path / "report.html"))
+    assert "suite analysis" in page.text
+    assert "No probe of this suite says what is right and wrong" in page.text
+    assert [" sigma/largest", " 2.5 2.5 to 2.5, n = 200"] in page.rows
 
 
 def test_what_is_no_run_or_cannot_be_written_is_an_error(tmp_path: Path) -> None:

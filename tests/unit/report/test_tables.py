@@ -86,7 +86,7 @@ def test_the_summary_is_made_from_the_facts(make_run: MakeRun) -> None:
 
 def test_the_summary_says_so_if_nothing_was_measured(tmp_path: Path) -> None:
     run = train_run(tmp_path / "run", robust=0)
-    assert summary(compare(read_subjects([run.folder]))) == "Nothing has been measured yet."
+    assert summary(compare(read_subjects([run.folder]))) == "No accuracy has been measured yet."
 
 
 def test_other_values_carry_the_n_they_are_made_of(make_run: MakeRun) -> None:

@@ -1,0 +1,54 @@
+"""Weight decay spares what it should, and the learning rate is a function of the step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+from bastion import recipe
+from bastion.models import checkpoint
+from bastion.training.objectives.standard import Standard
+from bastion.training.optim import make_optimizer, make_schedule
+
+
+def _optimizer(settings: recipe.Optimizer = recipe.Optimizer()):  # noqa: B008
+    model = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
+    return model, make_optimizer(model, Standard(), settings)
+
+
+def test_norms_biases_and_position_embeddings_are_not_decayed() -> None:
+    model, optimizer = _optimizer()
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    named = dict(model.named_parameters())
+    assert decay.keys() == {id(p) for p in named.values()}
+    for name, parameter in named.items():
+        spared = parameter.ndim == 1 or name == "network.pos_embed"
+        assert decay[id(parameter)] == (0.0 if spared else 0.05), name
+
+
+def test_settings_reach_the_optimizer() -> None:
+    _, adamw = _optimizer(recipe.Optimizer(lr=3e-4, betas=(0.9, 0.95)))
+    assert type(adamw).__name__ == "AdamW"
+    assert all(group["lr"] == 3e-4 and group["betas"] == (0.9, 0.95) for group in adamw.param_groups)
+    _, sgd = _optimizer(recipe.Optimizer(name="sgd", lr=0.1, momentum=0.8))
+    assert all(group["momentum"] == 0.8 and group["nesterov"] for group in sgd.param_groups)
+
+
+def test_an_objectives_own_parameters_are_trained() -> None:
+    model = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
+    objective = Standard()
+    objective.extra = nn.Linear(2, 2)
+    trained = {id(p) for group in make_optimizer(model, objective, recipe.Optimizer()).param_groups for p in group["params"]}
+    assert id(objective.extra.weight) in trained
+
+
+@pytest.mark.parametrize("step", [0, 5, 10, 11, 37, 60, 99])
+def test_warm_up_is_linear_and_then_a_cosine(step: int) -> None:
+    _, optimizer = _optimizer(recipe.Optimizer(lr=1.0))
+    settings = recipe.Schedule(epochs=10, warmup_epochs=1, warmup_lr=0.1, min_lr=0.01)
+    make_schedule(optimizer, settings, steps_per_epoch=10).step_update(step)
+    warm = 0.1 + 0.9 * step / 10
+    cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - 10) / 90))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(warm if step < 10 else cosine)
