@@ -73,7 +73,7 @@ def measure(
     source = model if isinstance(model, nn.Module) else locate(model)
     network = source if isinstance(source, nn.Module) else load(source)
     data_set = data if isinstance(data, DataSet) else datasets.build(data, "data")
-    asked = _build_probes(suite if isinstance(suite, Suite) else load_suite(suite))
+    asked = build_probes(suite if isinstance(suite, Suite) else load_suite(suite))
     n = _count(data_set, split, limit)
     _check_fit(network, data_set)
     home = create_run(_home(source, folder), seed)
@@ -206,7 +206,7 @@ def _interrupted(stop: StopRequest, done: int, total: int) -> Interrupted:
     return Interrupted(f"measure: stopped by a signal; {stored}: run the same command to go on", stop.received or 0)
 
 
-def _build_probes(suite: Suite) -> dict[str, Probe]:
+def build_probes(suite: Suite) -> dict[str, Probe]:
     return {label: probes.build(spec.plain(), f"probes.{label}") for label, spec in suite.probes.items()}
 
 

@@ -77,9 +77,9 @@ def _details(subject: Subject) -> dict[str, Any]:
         "recipe": None if resolved is None else recipe.dump(resolved),
         "origins": [("Run", _origin(subject.run.provenance()))]
         + [(_measured(facts.about), _origin(facts.about)) for facts in subject.measurements],
-        "described": {
-            label: text for facts in subject.measurements for label, text in facts.about["described"].items()
-        },
+        "described": list(
+            dict.fromkeys(pair for facts in subject.measurements for pair in facts.about["described"].items())
+        ),
         "events": subject.records("event"),
     }
 

@@ -109,52 +109,43 @@ def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
     loss = curves(subjects, "loss", None, 1)
     clean = curves(subjects, "clean_accuracy", "val_clean", 100)
     robust = curves(subjects, "robust_accuracy", "val_robust", 100)
-    top = min(100.0, 1.1 * max((float(curve.values.max()) for curve in clean + robust), default=100.0))
-    return [
-        _panel(curves, label, limit, key)
-        for curves, label, limit, key in (
-            (loss, "training loss", None, "loss"),
-            (clean, "clean accuracy (%)", top, "clean"),
-            (robust, "accuracy under attack (%)", top, "robust"),
-        )
-        if curves
-    ]
+    top = min(100.0, 1.1 * max([10.0, *(curve.values.max() for curve in clean + robust)]))
+    panels = (
+        (loss, "training loss", None, "training-loss"),
+        (clean, "clean accuracy (%)", (0, top), "training-clean"),
+        (robust, "accuracy under attack (%)", (0, top), "training-robust"),
+    )
+    return [_panel(drawn, label, limits, key) for drawn, label, limits, key in panels if drawn]
 
 
-def _panel(curves: Sequence[Curve], label: str, top: float | None, key: str) -> Markup:
+def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | None, key: str) -> Markup:
     with _figure(360, 260) as figure:
         axes = _axes(figure, left=30, right=8, top=30, bottom=42)
-        for curve in curves:
-            form: dict[str, Any] = (
-                {"linewidth": 1.6, "alpha": 0.75}
-                if curve.steps
-                else {
-                    "linestyle": "",
-                    "marker": marker(curve.mark),
-                    "markersize": 7,
-                    "markeredgecolor": _PAPER,
-                }
-            )
+        for curve in drawn:
+            line: dict[str, Any] = {"linewidth": 1.6, "alpha": 0.75}
+            points = {"linestyle": "", "marker": marker(curve.mark), "markersize": 7, "markeredgecolor": _PAPER}
+            form = line if curve.steps else points
             axes.plot(curve.epochs, curve.values, color=colour(curve.mark), clip_on=False, **form)
         axes.set_xlabel("epoch")
         axes.set_ylabel(label, rotation=0, ha="left", color=_INK, fontsize=13)
         axes.yaxis.set_label_coords(-0.08, 1.06)
         axes.set_xlim(left=0)
-        axes.set_ylim(0 if top else None, top or None)
+        if limits:
+            axes.set_ylim(*limits)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.grid(axis="y")
-        return _inline(figure, f"training-{key}", f"{label} over the epochs of training")
+        return _inline(figure, key, f"{label} over the epochs of training")
 
 
 def curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, unit: float) -> list[Curve]:
     """Lines before points, so that points are drawn on top."""
     sources = [("step", step_key)] + ([("epoch", epoch_key)] if epoch_key else [])
-    curves = [
+    found = [
         Curve(subject.mark, *averaged(*_series(subject, kind, key, unit)), steps=kind == "step")
         for kind, key in sources
         for subject in subjects
     ]
-    return [curve for curve in curves if len(curve.values)]
+    return [curve for curve in found if len(curve.values)]
 
 
 def _series(subject: Subject, kind: str, key: str, unit: float) -> tuple[Column, Column]:

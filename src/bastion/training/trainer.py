@@ -147,7 +147,7 @@ class Trainer:
             raise self.diverged(losses.total.item(), norm.item())
         self.optimizer.step()
         if self.ema:
-            self.ema.update(self.model, self.step)
+            self.ema.update(self.model, self.step + 1)  # the first update copies: random weights are no part of it
         return example, losses, norm
 
     def summary(self, example: Example, losses: Losses, norm: Tensor) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""Every plug-in of every registry keeps its contract; being registered is being tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bastion import Threat
+from bastion.attacks import attacks
+from bastion.attacks.losses import misclassified
+from bastion.data import datasets
+from bastion.models import checkpoint, models
+from bastion.models.classifier import Classifier
+from bastion.probes import probes
+from bastion.training.objectives import objectives
+from bastion.types import Batch, DataSet, Objective
+
+THREATS = [Threat("linf", 0.05), Threat("l2", 0.5), Threat("l1", 5.0)]
+ids = [threat.norm for threat in THREATS]
+THREAT_SPEC = {"norm": "linf", "eps": 0.05}
+
+# What a plug-in needs to be built besides its name.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adversarial": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
+}
+FAMILIES = [name for name in models.names() if not name.endswith("/*")]
+
+
+@pytest.fixture
+def batch(tiny_data: DataSet) -> Batch:
+    return tiny_data.test.batch(range(12))
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=ids)
+@pytest.mark.parametrize("name", attacks.names())
+class TestAttacks:
+    def test_points_are_inside_and_no_worse(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
+        model = tiny_model.eval()
+        x = attacks.build(name)(model, batch, threat, seed=0)
+        assert x.shape == batch.x.shape
+        assert threat.contains(batch.x, x).all()
+        assert (misclassified(model(x), batch.y) >= misclassified(model(batch.x), batch.y)).all()
+
+    def test_same_seed_same_bits(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
+        attack = attacks.build(name)
+        noise = torch.get_rng_state()
+        first = attack(tiny_model.eval(), batch, threat, seed=3)
+        assert torch.equal(first, attack(tiny_model, batch, threat, seed=3))
+        assert torch.equal(torch.get_rng_state(), noise)
+        assert all(parameter.grad is None for parameter in tiny_model.parameters())
+
+    def test_the_rest_of_the_batch_does_not_matter(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
+        attack, model = attacks.build(name), tiny_model.eval().double()
+        batch = batch._replace(x=batch.x.double())
+        whole = attack(model, batch, threat, seed=0)
+        order = torch.tensor([7, 2, 11])
+        assert torch.allclose(attack(model, batch.select(order), threat, seed=0), whole[order], atol=1e-9, rtol=0)
+
+    def test_any_memory_format_and_one_rectangular_channel(self, name: str, threat: Threat) -> None:
+        network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+        x = torch.rand(3, 1, 9, 6).contiguous(memory_format=torch.channels_last)
+        batch = Batch(torch.arange(3), x, torch.tensor([0, 1, 2]))
+        assert threat.contains(x, attacks.build(name)(network, batch, threat, seed=0)).all()
+
+    def test_eps_zero_returns_the_image(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
+        assert torch.equal(attacks.build(name)(tiny_model.eval(), batch, threat.scaled(0), seed=0), batch.x)
+
+
+@pytest.mark.parametrize("name", objectives.names())
+class TestObjectives:
+    def test_its_loss_trains_the_model(self, name: str, tiny_model: Classifier, batch: Batch) -> None:
+        objective: Objective = objectives.build({"name": name, **OPTIONS.get(name, {})})
+        tiny_model.train()
+        example = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
+        losses = objective.loss(tiny_model, example)
+        losses.total.backward()
+        assert losses.total.ndim == 0
+        assert losses.logits.shape == (12, 3)
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in tiny_model.parameters())
+        assert tiny_model.training
+
+    def test_preparing_leaves_no_gradient_and_is_a_function_of_the_seed(
+        self, name: str, tiny_model: Classifier, batch: Batch
+    ) -> None:
+        objective = objectives.build({"name": name, **OPTIONS.get(name, {})})
+        first = objective.prepare(tiny_model, batch, progress=1.0, seed=1)
+        assert all(p.grad is None for p in tiny_model.parameters())
+        assert torch.equal(objective.prepare(tiny_model, batch, progress=1.0, seed=1).x, first.x)
+        assert not first.x.requires_grad
+
+
+@pytest.mark.parametrize("name", probes.names())
+class TestProbes:
+    def test_facts_have_one_row_per_example_and_do_not_depend_on_the_rest(
+        self, name: str, tiny_model: Classifier, batch: Batch
+    ) -> None:
+        probe = probes.build({"name": name, **OPTIONS.get(name, {})})
+        facts = probe(tiny_model.eval(), batch, seed=0)
+        assert facts
+        assert all(len(fact) == 12 for fact in facts.values())
+        part = probe(tiny_model, batch.select(torch.tensor([4, 1])), seed=0)
+        for fact, value in part.items():
+            assert torch.allclose(value.double(), facts[fact][[4, 1]].double(), atol=1e-5, equal_nan=True), fact
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+class TestModels:
+    def _build(self, name: str, seed: int = 0) -> Classifier:
+        backbone = models.build(name)
+        channels = backbone.shape[0]
+        return checkpoint.build({"name": name}, mean=(0.5,) * channels, std=(0.25,) * channels, seed=seed).eval()
+
+    def test_logits_are_finite_and_the_gradient_reaches_the_input(self, name: str) -> None:
+        model = self._build(name)
+        x = torch.rand(2, *model.shape, requires_grad=True)
+        logits = model(x)
+        assert logits.shape == (2, model.num_classes)
+        assert logits.isfinite().all()
+        (gradient,) = torch.autograd.grad(logits.square().sum(), x)
+        assert (gradient.flatten(1).abs().sum(1) > 0).all()
+
+    def test_an_example_does_not_see_the_others(self, name: str) -> None:
+        model = self._build(name).double()
+        x = torch.rand(3, *model.shape, dtype=torch.float64)
+        assert torch.allclose(model(x)[1:2], model(x[1:2]), atol=1e-9)
+
+    def test_blocks_and_taps_agree(self, name: str) -> None:
+        model = self._build(name)
+        with torch.no_grad(), model.tap("blocks") as taps:
+            model(torch.rand(1, *model.shape))
+        assert list(taps.blocks) == [block.name for block in model.blocks()]
+
+    def test_saved_and_loaded_is_the_same(self, name: str, tmp_path: Any) -> None:
+        model = self._build(name, seed=3)
+        checkpoint.save(model, tmp_path)
+        x = torch.rand(1, *model.shape)
+        assert torch.equal(checkpoint.load(tmp_path)(x), model(x))
+        assert checkpoint.digest(self._build(name, seed=3)) == checkpoint.digest(model)
+
+
+def test_the_embedded_data_set_keeps_its_contract() -> None:
+    data = datasets.build("cifar10-mini")
+    assert (len(data.train), len(data.val), len(data.test)) == (3600, 400, 1000)
+    assert not set(data.train.index.tolist()) & set(data.val.index.tolist())
+    for split in (data.train, data.val, data.test):
+        batch = split.batch([0, len(split) - 1]).check(len(data.classes), "here")
+        assert batch.x.shape[1:] == data.shape
+        assert torch.equal(batch.index, split.index[[0, -1]])
+        assert torch.equal(batch.y, split.labels[[0, -1]])
+        assert split.image(0).size == (32, 32)
+        assert torch.bincount(split.labels).unique().numel() == 1  # balanced

@@ -1,0 +1,48 @@
+"""Intervals against references."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from bastion.measure.intervals import estimate, mean, wilson
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_wilson_matches_scipy(successes: int, n: int) -> None:
+    successes = min(successes, n)
+    ours = wilson(successes, n)
+    theirs = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert ours.low <= ours.value <= ours.high
+    assert (ours.value, ours.n) == (successes / n, n)
+
+
+def test_wilson_never_claims_certainty() -> None:
+    assert wilson(0, 100).high == pytest.approx(0.0370, abs=1e-4)
+    assert wilson(100, 100).low == pytest.approx(0.9630, abs=1e-4)
+
+
+def test_no_examples_say_nothing() -> None:
+    nothing = wilson(0, 0)
+    assert math.isnan(nothing.value)
+    assert (nothing.low, nothing.high) == (0.0, 1.0)
+    assert math.isnan(mean(np.array([math.nan])).value)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    hits = [e.low <= 0.3 <= e.high for e in (estimate(rng.random(80) < 0.3) for _ in range(2000))]
+    assert 0.935 < np.mean(hits) < 0.97
+    values = [estimate(rng.normal(2.0, 3.0, 80)) for _ in range(2000)]
+    assert 0.93 < np.mean([e.low <= 2.0 <= e.high for e in values]) < 0.965
+
+
+def test_values_that_are_not_there_are_left_out() -> None:
+    assert mean(np.array([1.0, math.nan, 3.0])).n == 2
+    assert mean(np.array([1.0, math.nan, 3.0])).value == 2.0

@@ -1,0 +1,215 @@
+"""The training loop: what it logs, keeps, refuses, and how it comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bastion import BastionError, load
+from bastion.errors import Interrupted
+from bastion.models import checkpoint
+from bastion.run import Run
+from bastion.training import trainer
+from bastion.training.state import load_state
+from bastion.training.trainer import train
+from tests.conftest import ADVERSARIAL, QUICK
+
+
+def _train(folder: Path, *changes: str, resume: bool = False, base: tuple[str, ...] = QUICK) -> Run:
+    return train("base/micro", changes=(*base, *changes), folder=folder, resume=resume)
+
+
+def _steps(run: Run) -> list[dict[str, Any]]:
+    """The logged numbers, without what depends on the clock."""
+    clock = {"seconds", "images_per_s"}
+    return [{k: v for k, v in r.items() if k not in clock} for r in run.history() if r["kind"] != "event"]
+
+
+def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int = signal.SIGTERM) -> None:
+    """A signal arrives while the given step is computed."""
+    learn = trainer.Trainer.learn
+
+    def learn_and_signal(self: trainer.Trainer, batch: Any) -> Any:
+        if self.step == steps - 1:
+            monkeypatch.setattr(trainer.Trainer, "learn", learn)
+            signal.raise_signal(number)
+        return learn(self, batch)
+
+    monkeypatch.setattr(trainer.Trainer, "learn", learn_and_signal)
+
+
+def test_the_log_has_every_step_and_epoch(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", *ADVERSARIAL)
+    steps = [r for r in run.history() if r["kind"] == "step"]
+    epochs = [r for r in run.history() if r["kind"] == "epoch"]
+    assert [r["step"] for r in steps] == [1, 2, 3, 4, 5, 6]
+    assert [r["epoch"] for r in epochs] == [1, 2]
+    assert all({"loss", "lr", "eps", "grad_norm", "clean_accuracy", "robust_accuracy", "images_per_s"} <= r.keys() for r in steps)
+    assert all(r["val_n"] == 40 and r["val_robust"] <= r["val_clean"] for r in epochs)
+    assert steps[0]["lr"] == pytest.approx(1e-6)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    """A hundred passes over 32 images: even the smallest model knows them."""
+    schedule = "schedule={epochs: 100, warmup_epochs: 2}"
+    plain = ("augment={crop: none, hflip: 0}", "objective.label_smoothing=0", "validate.every=100")
+    run = _train(tmp_path / "run", "train_limit=32", schedule, *plain, "optimizer.lr=5e-3")
+    losses = [r["loss"] for r in run.history() if r["kind"] == "step"]
+    assert losses[-1] < 0.4 * losses[0]
+
+
+def test_same_recipe_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
+    first, again = _train(tmp_path / "a"), _train(tmp_path / "b")
+    assert checkpoint.digest(load(first.folder)) == checkpoint.digest(load(again.folder))
+    assert _steps(first) == _steps(again)
+    other = _train(tmp_path / "c", "seed=1")
+    assert checkpoint.digest(load(other.folder)) != checkpoint.digest(load(first.folder))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_resume_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Stopped in the first step, in the middle and at the end of an epoch, and in the second one."""
+    changes = (*ADVERSARIAL, "ema=0.9", "augment.mixup=0.8", "model.drop_path_rate=0.2")
+    whole = _train(tmp_path / "whole", *changes)
+    _stop_after(monkeypatch, after)
+    with pytest.raises(Interrupted, match=f"at step {after} of 6; saved: go on with the same command and --resume"):
+        _train(tmp_path / "parts", *changes)
+    parts = _train(tmp_path / "parts", *changes, resume=True)
+    assert checkpoint.digest(load(parts.folder)) == checkpoint.digest(load(whole.folder))
+    assert _steps(parts) == _steps(whole)
+    assert [r["message"] for r in parts.history() if r["kind"] == "event"] == [f"resumed at step {after}"]
+
+
+def test_worker_processes_change_no_bit(tmp_path: Path) -> None:
+    changes = ("schedule.epochs=1",)
+    alone, helped = _train(tmp_path / "a", *changes), _train(tmp_path / "b", *changes, "workers=2")
+    assert checkpoint.digest(load(alone.folder)) == checkpoint.digest(load(helped.folder))
+
+
+def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _train(tmp_path / "whole")
+    _stop_after(monkeypatch, 5)
+    with pytest.raises(Interrupted):
+        _train(tmp_path / "parts")
+    last = tmp_path / "parts" / "checkpoints" / "step-000000005.safetensors"
+    last.write_bytes(last.read_bytes()[:1000])
+    parts = _train(tmp_path / "parts", resume=True)
+    events = [r["message"] for r in parts.history() if r["kind"] == "event"]
+    assert events == ["step-000000005.safetensors is damaged; the one before it is used", "resumed at step 3"]
+    assert checkpoint.digest(load(parts.folder)) == checkpoint.digest(load(whole.folder))
+    assert _steps(parts) == _steps(whole)
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", "schedule.epochs=3", "checkpoint.keep=2")
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-000000006.safetensors", "step-000000009.safetensors"]
+
+
+def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", "schedule.epochs=1", "checkpoint={minutes: 1e-9, keep: 9}")
+    assert len(list(run.checkpoints.iterdir())) == 3
+
+
+@pytest.mark.parametrize("setting", ["optimizer.lr=1e30", "optimizer={name: sgd, lr: 1e30, clip_grad: null}"])
+def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(BastionError, match=r"training step \d: loss .*Try a smaller optimizer.lr \(now 1e\+30\)"):
+        _train(tmp_path / "run", setting, "schedule.warmup_epochs=0", "optimizer.clip_grad=null")
+    for path in (tmp_path / "run" / "checkpoints").glob("*"):
+        assert all(t.isfinite().all() for t in load_state(path)["model"].values())
+
+
+def test_a_trained_run_is_not_trained_over(tmp_path: Path) -> None:
+    _train(tmp_path / "run")
+    with pytest.raises(BastionError, match="has been trained already; go on with --resume, or use another --run"):
+        _train(tmp_path / "run")
+
+
+def test_a_run_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with pytest.raises(BastionError, match=r"is the run of another recipe \(optimizer.lr: 0.001 -> 0.002\)"):
+        _train(tmp_path / "run", "optimizer.lr=2e-3", resume=True)
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run")
+    before = checkpoint.digest(load(run.folder))
+    assert checkpoint.digest(load(_train(tmp_path / "run", resume=True).folder)) == before
+
+
+def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves, save_state = [], trainer.save_state
+
+    def full(path: Path, state: Any) -> None:
+        saves.append(path)
+        if len(saves) == 2:
+            monkeypatch.setattr(os, "fsync", _no_space)
+        save_state(path, state)
+
+    monkeypatch.setattr(trainer, "save_state", full)
+    with pytest.raises(BastionError, match="no space left on the disk; what was stored before is intact"):
+        _train(tmp_path / "run")
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000003.safetensors"]
+    run = _train(tmp_path / "run", resume=True)
+    assert _steps(run) == _steps(_train(tmp_path / "whole"))
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_the_averaged_model_is_the_one_that_is_kept(tmp_path: Path) -> None:
+    """Two steps with a decay of one half: the mean of the two weights; the random ones at the start have no part."""
+    constant = ("batch=96", "schedule={warmup_epochs: 0, min_lr: 1e-3}")
+
+    def weights(model: torch.nn.Module) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    first = weights(load(_train(tmp_path / "1", *constant, "schedule.epochs=1").folder))
+    second = weights(load(_train(tmp_path / "2", *constant).folder))
+    averaged = weights(load(_train(tmp_path / "ema", *constant, "ema=0.5").folder))
+    assert torch.allclose(averaged, (first + second) / 2, atol=1e-7)
+    assert not torch.allclose(first, second, atol=1e-4)
+
+
+def test_the_best_epoch_is_kept_if_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.2, 0.9, 0.5])
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self: {"val_n": 1, "val_clean": next(scores)})
+    run = _train(tmp_path / "run", "schedule.epochs=3", "validate.choose=best")
+    assert json.loads((run.model / "card.json").read_text())["about"]["epoch"] == 2
+
+
+def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", "precision=bf16", "schedule.epochs=1", *ADVERSARIAL)
+    assert all(p.dtype == torch.float32 for p in load(run.folder).parameters())
+    assert not torch.equal(
+        next(load(run.folder).parameters()), next(load(_train(tmp_path / "b", "schedule.epochs=1", *ADVERSARIAL).folder).parameters())
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("objective.name=adversaril", "objective.name: unknown objective 'adversaril'; did you mean 'adversarial'"),
+        ("objective={name: adversarial, attack: pgd}", "objective.threat: missing"),
+        ("objective={name: adversarial, attack: pgd, threat: {norm: linf, eps: -1}}", "threat.eps: must be a number >= 0"),
+        ("objective={name: adversarial, attack: pgd, threat: {norm: l7, eps: 1}}", "objective.threat.norm: input should be"),
+        ("model.name=vit/mikro", "model.name: unknown model"),
+        ("data.name=cifar-10", "data.name: unknown data set 'cifar-10'; did you mean 'cifar10'"),
+        ("validate.attack={name: pgd}", "validate.threat: missing; the objective has none of its own"),
+        ("batch=100", "batch: 100 is more than the 96 training images"),
+        ("normalize={mean: [0.5], std: [0.5]}", "need 3 means"),
+    ],
+)
+def test_impossible_recipes_are_refused(tmp_path: Path, change: str, message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        _train(tmp_path / "run", change)
