@@ -83,7 +83,12 @@ def tiny_model() -> Classifier:
     """A convolutional classifier for `tiny_data`, with BatchNorm so that train and eval mode differ."""
     torch.manual_seed(0)
     network = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     )
     return Classifier(Backbone(network, 3, (3, 8, 8)), (0.4, 0.4, 0.4), (0.2, 0.2, 0.2))
 

@@ -16,9 +16,9 @@ from bastion.errors import BastionError
 
 if TYPE_CHECKING:
     from bastion.attacks.threat import Threat
-    from bastion.measure.runner import measure
+    from bastion.measuring.runner import measure
     from bastion.models.load import load
-    from bastion.report.html import report
+    from bastion.reporting.html import report
     from bastion.training.trainer import train
 
 __all__ = ["BastionError", "Threat", "load", "measure", "report", "train"]
@@ -27,8 +27,8 @@ __all__ = ["BastionError", "Threat", "load", "measure", "report", "train"]
 _HOMES = {
     "Threat": "bastion.attacks.threat",
     "load": "bastion.models.load",
-    "measure": "bastion.measure.runner",
-    "report": "bastion.report.html",
+    "measure": "bastion.measuring.runner",
+    "report": "bastion.reporting.html",
     "train": "bastion.training.trainer",
 }
 

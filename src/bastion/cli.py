@@ -65,7 +65,7 @@ def measure(
     run: Annotated[Path | None, typer.Option(help="Where facts go. Default: the model's own run, or runs/.")] = None,
 ) -> None:
     """Measure a model with a suite of probes. Interrupted, it goes on where it was."""
-    from bastion.measure.runner import measure as measure_model
+    from bastion.measuring.runner import measure as measure_model
 
     facts = measure_model(
         model,
@@ -88,7 +88,7 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about one or more runs."""
-    from bastion.report.html import report as write_report
+    from bastion.reporting.html import report as write_report
 
     stdout.print(f"report: {write_report(runs, output)}", soft_wrap=True)
 

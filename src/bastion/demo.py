@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bastion.measure.runner import measure
+from bastion.measuring.runner import measure
 from bastion.progress import console
-from bastion.report.html import report
+from bastion.reporting.html import report
 from bastion.training.trainer import train
 
 RECIPES = {"standard": "tiny/demo-standard", "robust": "tiny/demo-robust"}

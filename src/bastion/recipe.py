@@ -270,7 +270,7 @@ def _keys_at(schema: type[BaseModel], path: Iterable[str]) -> set[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as a string and knows no fractions; here both are numbers."""
+    """YAML 1.1 reads `1e-3` as a string, `on` and `no` as booleans, and knows no fractions; here it is as one expects."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -287,6 +287,12 @@ def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     return float(over) / float(under)
 
 
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if tag != _BOOLEAN]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile(r"^(?:[tT]rue|[fF]alse)$"), list("tTfF"))
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _Loader.add_constructor("!fraction", _fraction)
 _Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_NUMBER}\s*/\s*{_NUMBER}$"), list("-+.0123456789"))

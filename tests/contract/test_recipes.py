@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bastion.measure.runner import build_probes
+from bastion.measuring.runner import build_probes
 from bastion.recipe import SHIPPED, load_recipe, load_suite, shipped
 from bastion.training.trainer import check
 

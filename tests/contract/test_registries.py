@@ -37,7 +37,9 @@ def batch(tiny_data: DataSet) -> Batch:
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
 @pytest.mark.parametrize("name", attacks.names())
 class TestAttacks:
-    def test_points_are_inside_and_no_worse(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
+    def test_points_are_inside_and_no_worse(
+        self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch
+    ) -> None:
         model = tiny_model.eval()
         x = attacks.build(name)(model, batch, threat, seed=0)
         assert x.shape == batch.x.shape
@@ -52,7 +54,9 @@ class TestAttacks:
         assert torch.equal(torch.get_rng_state(), noise)
         assert all(parameter.grad is None for parameter in tiny_model.parameters())
 
-    def test_the_rest_of_the_batch_does_not_matter(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
+    def test_the_rest_of_the_batch_does_not_matter(
+        self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch
+    ) -> None:
         attack, model = attacks.build(name), tiny_model.eval().double()
         batch = batch._replace(x=batch.x.double())
         whole = attack(model, batch, threat, seed=0)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bastion.measure.runner import measure
+from bastion.measuring.runner import measure
 from bastion.models import Classifier
 from bastion.recipe import Suite
-from bastion.report.html import report
+from bastion.reporting.html import report
 from bastion.run import open_run
 from bastion.types import DataSet
 

@@ -12,7 +12,9 @@ import pytest
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def bastion(*words: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def bastion(
+    *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bastion", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**ENV, **(env or {})}, timeout=300)
 
@@ -88,4 +90,9 @@ def test_a_usage_error_is_code_2() -> None:
 def test_data_verify_prints_the_hashes() -> None:
     result = bastion("data", "verify", "cifar10-mini")
     assert result.returncode == 0
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["train_images", "train_labels", "test_images", "test_labels"]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [
+        "train_images",
+        "train_labels",
+        "test_images",
+        "test_labels",
+    ]

@@ -16,7 +16,9 @@ from bastion.registry import Registry
 
 
 class Thing:
-    def __init__(self, *, size: int, ratio: float = 0.5, threat: Threat | None = None, attack: Attack | None = None) -> None:
+    def __init__(
+        self, *, size: int, ratio: float = 0.5, threat: Threat | None = None, attack: Attack | None = None
+    ) -> None:
         self.size, self.ratio, self.threat, self.attack = size, ratio, threat, attack
 
 
@@ -38,7 +40,9 @@ def things() -> Registry[object]:
 
 
 def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Registry[Thing]) -> None:
-    thing = things.build({"name": "thing", "size": 3, "threat": {"norm": "l2", "eps": 0.5}, "attack": {"name": "pgd", "steps": 2}})
+    thing = things.build(
+        {"name": "thing", "size": 3, "threat": {"norm": "l2", "eps": 0.5}, "attack": {"name": "pgd", "steps": 2}}
+    )
     assert thing.threat == Threat("l2", 0.5)
     assert thing.attack == PGD(steps=2)
     assert things.build({"name": "thing", "size": 3, "attack": "pgd"}).attack == PGD()
@@ -51,9 +55,18 @@ def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Regi
         ({"name": "thing"}, "here.size: missing"),
         ({"name": "thing", "size": 1, "raito": 2}, r"here.raito: unknown key; did you mean 'ratio'\?"),
         ({"name": "thing", "size": "a"}, "here.size: input should be a valid integer.*got 'a'"),
-        ({"name": "thing", "size": 1, "threat": {"norm": "l2", "esp": 1}}, "here.threat.esp: unknown key; did you mean 'eps'"),
-        ({"name": "thing", "size": 1, "threat": {"norm": "l3", "eps": 1}}, "here.threat.norm: input should be 'linf', 'l2' or 'l1'"),
-        ({"name": "thing", "size": 1, "attack": {"name": "pgd", "stps": 1}}, "here.attack.stps: unknown key; did you mean 'steps'"),
+        (
+            {"name": "thing", "size": 1, "threat": {"norm": "l2", "esp": 1}},
+            "here.threat.esp: unknown key; did you mean 'eps'",
+        ),
+        (
+            {"name": "thing", "size": 1, "threat": {"norm": "l3", "eps": 1}},
+            "here.threat.norm: input should be 'linf', 'l2' or 'l1'",
+        ),
+        (
+            {"name": "thing", "size": 1, "attack": {"name": "pgd", "stps": 1}},
+            "here.attack.stps: unknown key; did you mean 'steps'",
+        ),
         ({"name": "positive", "value": -1}, "here: value must be positive, got -1.0"),
         (7, "here: expected a thing as {name: …}, got 7"),
     ],

@@ -34,7 +34,9 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
 
     storage.write_text(tmp_path / "a", "old")
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(BastionError, match=r"a: no space left on the disk; what was stored before is intact: free some"):
+    with pytest.raises(
+        BastionError, match=r"a: no space left on the disk; what was stored before is intact: free some"
+    ):
         storage.write_text(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
@@ -77,7 +79,12 @@ def test_kill_9_while_writing_leaves_a_readable_file(tmp_path: Path) -> None:
 
 
 def test_arrays_come_back_with_their_types(tmp_path: Path) -> None:
-    arrays = {"flag": np.array([True, False]), "index": np.arange(3), "x": np.float32([[1.5]]), "strided": np.arange(9)[::2]}
+    arrays = {
+        "flag": np.array([True, False]),
+        "index": np.arange(3),
+        "x": np.float32([[1.5]]),
+        "strided": np.arange(9)[::2],
+    }
     storage.write_arrays(tmp_path / "a", arrays, {"note": "hello"})
     loaded, metadata = storage.read_arrays(tmp_path / "a")
     assert metadata == {"note": "hello"}

@@ -22,7 +22,10 @@ def _with(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (Batch(I, _with(1.01), Y), r"here: image 12 has pixels outside \[0, 1\] or NaN .*the model normalises by itself"),
+        (
+            Batch(I, _with(1.01), Y),
+            r"here: image 12 has pixels outside \[0, 1\] or NaN .*the model normalises by itself",
+        ),
         (Batch(I, _with(-0.01), Y), "image 12 has pixels outside"),
         (Batch(I, _with(math.nan), Y), "image 12 has pixels outside"),
         (Batch(I, X * 255, Y), r"batch range .* give raw pixels divided by 255"),
@@ -42,7 +45,15 @@ def test_bad_batches_are_refused(batch: Batch, message: str) -> None:
 
 @pytest.mark.parametrize(
     "x",
-    [X, X.contiguous(memory_format=torch.channels_last), X.double(), X[:, :, ::2, ::2], X.transpose(2, 3), X[:0], X.round()],
+    [
+        X,
+        X.contiguous(memory_format=torch.channels_last),
+        X.double(),
+        X[:, :, ::2, ::2],
+        X.transpose(2, 3),
+        X[:0],
+        X.round(),
+    ],
     ids=["plain", "channels-last", "double", "strided", "transposed", "empty", "0 and 1"],
 )
 def test_good_batches_of_any_layout_pass(x: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
 from bastion import BastionError, Threat
@@ -13,7 +14,6 @@ from bastion.attacks import attacks
 from bastion.attacks.losses import margin, misclassified
 from bastion.attacks.pgd import PGD, fgsm, fgsm_rs
 from bastion.types import Batch
-from tests.conftest import MakeLinear
 
 THREATS = [Threat("linf", 0.06), Threat("l2", 0.4), Threat("l1", 2.0)]
 ids = [threat.norm for threat in THREATS]

@@ -18,7 +18,9 @@ def _batches(data: DataSet, start: int = 0, stop: int = 6, workers: int = 0, see
 
 
 def _equal(a: list[Batch], b: list[Batch]) -> bool:
-    return len(a) == len(b) and all(torch.equal(p, q) for x, y in zip(a, b, strict=True) for p, q in zip(x, y, strict=True))
+    return len(a) == len(b) and all(
+        torch.equal(p, q) for x, y in zip(a, b, strict=True) for p, q in zip(x, y, strict=True)
+    )
 
 
 def test_an_epoch_shows_every_image_once_and_each_epoch_in_another_order(tiny_data: DataSet) -> None:

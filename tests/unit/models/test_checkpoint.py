@@ -85,7 +85,10 @@ def test_a_flipped_bit_is_noticed(saved: Path) -> None:
     [
         (lambda t: t.pop("network.head.bias"), r"1 tensors missing \['network.head.bias'\]"),
         (lambda t: t.update(extra=torch.zeros(1)), r"1 unknown \['extra'\]"),
-        (lambda t: t.update({"network.head.bias": torch.zeros(7)}), r"'network.head.bias' has shape \(7,\), the model needs \(10,\)"),
+        (
+            lambda t: t.update({"network.head.bias": torch.zeros(7)}),
+            r"'network.head.bias' has shape \(7,\), the model needs \(10,\)",
+        ),
     ],
 )
 def test_weights_of_another_model_are_refused(saved: Path, change: object, message: str) -> None:

@@ -43,7 +43,9 @@ def test_the_convolutional_stem_sees_beyond_its_patch() -> None:
         ({"name": "timm/resnet10t", "in_chans": 1, "num_classes": 5}, (1, 176, 176), 5),
     ],
 )
-def test_timm_models_by_name_with_their_own_arguments(spec: dict[str, object], shape: tuple[int, ...], classes: int) -> None:
+def test_timm_models_by_name_with_their_own_arguments(
+    spec: dict[str, object], shape: tuple[int, ...], classes: int
+) -> None:
     backbone = models.build(spec)
     assert backbone.shape == shape
     assert backbone.network.eval()(torch.rand(1, *shape)).shape == (1, classes)

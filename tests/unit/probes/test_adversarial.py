@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
 from bastion import Threat
@@ -13,7 +14,6 @@ from bastion.attacks.pgd import PGD
 from bastion.probes.accuracy import Accuracy
 from bastion.probes.adversarial import Adversarial
 from bastion.types import Batch
-from tests.conftest import MakeLinear
 
 THREAT = Threat("linf", 0.02)
 
@@ -37,7 +37,9 @@ class Bright(nn.Module):
         return torch.stack([0.5 - bright, bright - 0.5], 1)
 
 
-BATCH = Batch(torch.arange(3), torch.tensor([0.49, 0.3, 0.9]).view(3, 1, 1, 1).expand(3, 1, 4, 4), torch.tensor([0, 0, 0]))
+BATCH = Batch(
+    torch.arange(3), torch.tensor([0.49, 0.3, 0.9]).view(3, 1, 1, 1).expand(3, 1, 4, 4), torch.tensor([0, 0, 0])
+)
 
 
 def test_a_success_outside_the_budget_is_a_survivor() -> None:

@@ -41,7 +41,9 @@ def test_adversarial_learns_from_what_the_attack_returns(tiny_model: Classifier,
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.5, 0.125), (2.0, 0.5), (4.0, 1.0), (9.0, 1.0)])
-def test_eps_grows_linearly_over_its_warm_up(tiny_model: Classifier, batch: Batch, progress: float, share: float) -> None:
+def test_eps_grows_linearly_over_its_warm_up(
+    tiny_model: Classifier, batch: Batch, progress: float, share: float
+) -> None:
     objective = Adversarial(threat=THREAT, attack=PGD(steps=1, rel_step=2.0), eps_warmup=4)
     example = objective.prepare(tiny_model, batch, progress=progress, seed=0)
     assert example.notes["eps"] == pytest.approx(share * THREAT.eps)

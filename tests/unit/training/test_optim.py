@@ -40,7 +40,9 @@ def test_an_objectives_own_parameters_are_trained() -> None:
     model = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
     objective = Standard()
     objective.extra = nn.Linear(2, 2)
-    trained = {id(p) for group in make_optimizer(model, objective, recipe.Optimizer()).param_groups for p in group["params"]}
+    trained = {
+        id(p) for group in make_optimizer(model, objective, recipe.Optimizer()).param_groups for p in group["params"]
+    }
     assert id(objective.extra.weight) in trained
 
 

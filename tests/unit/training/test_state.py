@@ -17,7 +17,10 @@ def test_nested_states_come_back_exactly(tmp_path: Path) -> None:
         "step": 7,
         "best": 0.1 + 0.2,
         "nothing": None,
-        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "groups": [{"betas": (0.9, 0.95), "nesterov": True}]},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0)}, 1: {}},
+            "groups": [{"betas": (0.9, 0.95), "nesterov": True}],
+        },
         "tied": [shared, shared],
         "half": torch.rand(2, 2).bfloat16(),
         "strided": torch.arange(6).view(2, 3).t(),

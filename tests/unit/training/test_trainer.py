@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import ADVERSARIAL, QUICK
 
 from bastion import BastionError, load
 from bastion.errors import Interrupted
@@ -18,7 +19,6 @@ from bastion.run import Run
 from bastion.training import trainer
 from bastion.training.state import load_state
 from bastion.training.trainer import train
-from tests.conftest import ADVERSARIAL, QUICK
 
 
 def _train(folder: Path, *changes: str, resume: bool = False, base: tuple[str, ...] = QUICK) -> Run:
@@ -50,7 +50,10 @@ def test_the_log_has_every_step_and_epoch(tmp_path: Path) -> None:
     epochs = [r for r in run.history() if r["kind"] == "epoch"]
     assert [r["step"] for r in steps] == [1, 2, 3, 4, 5, 6]
     assert [r["epoch"] for r in epochs] == [1, 2]
-    assert all({"loss", "lr", "eps", "grad_norm", "clean_accuracy", "robust_accuracy", "images_per_s"} <= r.keys() for r in steps)
+    assert all(
+        {"loss", "lr", "eps", "grad_norm", "clean_accuracy", "robust_accuracy", "images_per_s"} <= r.keys()
+        for r in steps
+    )
     assert all(r["val_n"] == 40 and r["val_robust"] <= r["val_clean"] for r in epochs)
     assert steps[0]["lr"] == pytest.approx(1e-6)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
@@ -109,7 +112,10 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path: Path, m
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     run = _train(tmp_path / "run", "schedule.epochs=3", "checkpoint.keep=2")
-    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-000000006.safetensors", "step-000000009.safetensors"]
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == [
+        "step-000000006.safetensors",
+        "step-000000009.safetensors",
+    ]
 
 
 def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
@@ -145,7 +151,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert checkpoint.digest(load(_train(tmp_path / "run", resume=True).folder)) == before
 
 
-def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saves, save_state = [], trainer.save_state
 
     def full(path: Path, state: Any) -> None:
@@ -192,7 +200,8 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
     run = _train(tmp_path / "run", "precision=bf16", "schedule.epochs=1", *ADVERSARIAL)
     assert all(p.dtype == torch.float32 for p in load(run.folder).parameters())
     assert not torch.equal(
-        next(load(run.folder).parameters()), next(load(_train(tmp_path / "b", "schedule.epochs=1", *ADVERSARIAL).folder).parameters())
+        next(load(run.folder).parameters()),
+        next(load(_train(tmp_path / "b", "schedule.epochs=1", *ADVERSARIAL).folder).parameters()),
     )
 
 
@@ -201,8 +210,14 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
     [
         ("objective.name=adversaril", "objective.name: unknown objective 'adversaril'; did you mean 'adversarial'"),
         ("objective={name: adversarial, attack: pgd}", "objective.threat: missing"),
-        ("objective={name: adversarial, attack: pgd, threat: {norm: linf, eps: -1}}", "threat.eps: must be a number >= 0"),
-        ("objective={name: adversarial, attack: pgd, threat: {norm: l7, eps: 1}}", "objective.threat.norm: input should be"),
+        (
+            "objective={name: adversarial, attack: pgd, threat: {norm: linf, eps: -1}}",
+            "threat.eps: must be a number >= 0",
+        ),
+        (
+            "objective={name: adversarial, attack: pgd, threat: {norm: l7, eps: 1}}",
+            "objective.threat.norm: input should be",
+        ),
         ("model.name=vit/mikro", "model.name: unknown model"),
         ("data.name=cifar-10", "data.name: unknown data set 'cifar-10'; did you mean 'cifar10'"),
         ("validate.attack={name: pgd}", "validate.threat: missing; the objective has none of its own"),

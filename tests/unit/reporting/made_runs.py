@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measure.store import ProbeStore, blocks, write_measurement
+from bastion.measuring.store import ProbeStore, blocks, write_measurement
 from bastion.recipe import Recipe
 from bastion.run import Run, create_run, environment
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.measure.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate, estimate
 from bastion.run import Run
 
 Column = np.ndarray[Any, Any]

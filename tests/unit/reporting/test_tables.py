@@ -7,8 +7,8 @@ import pytest
 from made_runs import EPS, PGD, MakeRun, measure_run, train_run
 
 from bastion.errors import BastionError
-from bastion.measure.intervals import wilson
-from bastion.report.tables import compare, eps_text, interval, percent, quantity, read_subjects, summary
+from bastion.measuring.intervals import wilson
+from bastion.reporting.tables import compare, eps_text, interval, percent, quantity, read_subjects, summary
 from bastion.run import create_run
 
 

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bastion.measure.store import Column
-from bastion.report.tables import Comparison, Subject, percent
+from bastion.measuring.store import Column
+from bastion.reporting.tables import Comparison, Subject, percent
 
 COLOURS = 8
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign

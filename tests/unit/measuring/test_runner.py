@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from bastion import BastionError
 from bastion.errors import Interrupted
-from bastion.measure import runner
-from bastion.measure.runner import measure
-from bastion.measure.store import ProbeStore, blocks, read_measurements, read_pictures
+from bastion.measuring import runner
+from bastion.measuring.runner import measure
+from bastion.measuring.store import ProbeStore, blocks, read_measurements, read_pictures
 from bastion.models import Classifier
 from bastion.recipe import Suite
 from bastion.run import open_run
@@ -25,7 +25,11 @@ SUITE = Suite.model_validate(
     {
         "probes": {
             "clean": "accuracy",
-            "pgd": {"name": "adversarial", "threat": {"norm": "linf", "eps": 0.1}, "attack": {"name": "pgd", "steps": 3}},
+            "pgd": {
+                "name": "adversarial",
+                "threat": {"norm": "linf", "eps": 0.1},
+                "attack": {"name": "pgd", "steps": 3},
+            },
         }
     }
 )
@@ -183,17 +187,19 @@ def test_bad_questions_are_refused(ask: Any, options: dict[str, Any], message: s
 
 def test_images_outside_the_box_are_refused(ask: Any, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = type(tiny_data.test).batch
-    monkeypatch.setattr(type(tiny_data.test), "batch", lambda self, p: batch(self, p)._replace(x=batch(self, p).x * 255))
+    monkeypatch.setattr(
+        type(tiny_data.test), "batch", lambda self, p: batch(self, p)._replace(x=batch(self, p).x * 255)
+    )
     with pytest.raises(BastionError, match=r"measure, probe 'clean': image 0 has pixels outside \[0, 1\]"):
         ask()
 
 
 def test_blocks_cover_everything_once() -> None:
-    assert blocks(10, 4) == [range(0, 4), range(4, 8), range(8, 10)]
-    assert blocks(8, 4) == [range(0, 4), range(4, 8)]
+    assert blocks(10, 4) == [range(4), range(4, 8), range(8, 10)]
+    assert blocks(8, 4) == [range(4), range(4, 8)]
 
 
 def test_facts_are_never_there_without_their_pictures(tmp_path: Path) -> None:
-    ProbeStore(tmp_path).write(range(0, 2), {"correct": np.array([True, False])}, {"x": np.zeros((2, 1, 1, 1))})
+    ProbeStore(tmp_path).write(range(2), {"correct": np.array([True, False])}, {"x": np.zeros((2, 1, 1, 1))})
     order = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert [path.name.split("-")[0] for path in order] == ["pictures", "facts"]

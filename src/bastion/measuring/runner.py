@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from bastion import rng, storage
 from bastion.data import datasets
 from bastion.errors import BastionError, Interrupted
-from bastion.measure import store
-from bastion.measure.store import Column, Facts, ProbeStore
+from bastion.measuring import store
+from bastion.measuring.store import Column, Facts, ProbeStore
 from bastion.models import Classifier, checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes

@@ -10,8 +10,8 @@ from typing import Any
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.measure.intervals import Estimate
-from bastion.measure.store import Facts, read_measurements
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.store import Facts, read_measurements
 from bastion.run import Run, open_run
 
 WORST = "worst case"

@@ -10,16 +10,16 @@ import jinja2
 from markupsafe import Markup
 
 from bastion import recipe, storage
-from bastion.report import plots, tables
-from bastion.report.gallery import galleries
-from bastion.report.tables import Comparison, Subject
+from bastion.reporting import plots, tables
+from bastion.reporting.gallery import galleries
+from bastion.reporting.tables import Comparison, Subject
 
 _WIDE, _NARROW = 760, 350  # a chart is drawn once for a desk and once for a phone
 
 
-def report(runs: Sequence[str | Path], output: str | Path) -> Path:
-    """Write the page about these run directories to `output`. The same facts give the same bytes."""
-    page = render(tables.read_subjects(runs))
+def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
+    """Write the page about one or more run directories to `output`. The same facts give the same bytes."""
+    page = render(tables.read_subjects([runs] if isinstance(runs, str | Path) else runs))
     storage.write_text(Path(output), page)
     return Path(output)
 
@@ -45,7 +45,7 @@ def render(subjects: Sequence[Subject]) -> str:
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("bastion.report"),
+        loader=jinja2.PackageLoader("bastion.reporting"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from bastion.errors import BastionError
-from bastion.measure.store import Column, Facts, read_pictures
-from bastion.report.tables import Subject, attacked, eps_text, threat_text
+from bastion.measuring.store import Column, Facts, read_pictures
+from bastion.reporting.tables import Subject, attacked, eps_text, threat_text
 
 EXAMPLES = 8
 _FACTS = ("correct", "distance", "in_budget", "label", "prediction")

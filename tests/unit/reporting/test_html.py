@@ -11,9 +11,9 @@ import pytest
 from made_runs import MakeRun, measure_run, train_run
 
 from bastion.errors import BastionError
-from bastion.measure.store import ProbeStore, read_measurements, write_measurement
-from bastion.report import html
-from bastion.report.html import report
+from bastion.measuring.store import ProbeStore, read_measurements, write_measurement
+from bastion.reporting import html
+from bastion.reporting.html import report
 from bastion.run import Run, create_run
 
 EVIL = "<script>alert('x')</script>"
@@ -165,7 +165,7 @@ def test_what_is_no_run_or_cannot_be_written_is_an_error(tmp_path: Path) -> None
 
 def test_a_report_needs_no_torch(runs: list[Run], tmp_path: Path) -> None:
     code = (
-        "import sys; from bastion.report.html import report; report(sys.argv[1:-1], sys.argv[-1]); "
+        "import sys; from bastion.reporting.html import report; report(sys.argv[1:-1], sys.argv[-1]); "
         "sys.exit('torch' in sys.modules)"
     )
     folders = [str(run.folder) for run in runs]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bastion.measure.intervals import estimate, mean, wilson
+from bastion.measuring.intervals import estimate, mean, wilson
 
 
 @given(st.integers(0, 500), st.integers(1, 500))

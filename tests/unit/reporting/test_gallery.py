@@ -9,9 +9,9 @@ from made_runs import CLASSES, EPS, MakeRun
 from PIL import Image
 
 from bastion.errors import BastionError
-from bastion.measure.store import Column, read_pictures
-from bastion.report.gallery import choose, clean_predictions, data_uri, galleries, rescaled, to_bytes
-from bastion.report.tables import read_subjects
+from bastion.measuring.store import Column, read_pictures
+from bastion.reporting.gallery import choose, clean_predictions, data_uri, galleries, rescaled, to_bytes
+from bastion.reporting.tables import read_subjects
 
 
 def decoded(source: str) -> Column:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from made_runs import MakeRun, train_run
 
-from bastion.report import plots
-from bastion.report.tables import Comparison, compare, read_subjects
+from bastion.reporting import plots
+from bastion.reporting.tables import Comparison, compare, read_subjects
 from bastion.run import create_run
 
 

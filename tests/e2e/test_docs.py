@@ -1,0 +1,45 @@
+"""The commands and examples of README and docs run as they stand.
+
+Blocks marked `sh` are run, `python` and `yaml` blocks with a file name behind the mark are written to that file, and
+other `python` blocks are run, all in one folder per page and in order. Blocks marked otherwise are for reading.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/tour.md", "docs/extend.md"]
+BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_runs(page: str, tmp_path: Path) -> None:
+    bin_folder = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "2", "COLUMNS": "120"}
+    ran = 0
+    for language, name, content in BLOCK.findall((ROOT / page).read_text()):
+        if name:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+            continue
+        command = {"sh": ["bash", "-euc", content], "python": [sys.executable, "-c", content]}.get(language)
+        if command:
+            result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+            assert result.returncode == 0, f"{page}:\n{content}\n{result.stderr}"
+            ran += 1
+    assert ran
+    if "report.html" in (ROOT / page).read_text():
+        assert list(tmp_path.rglob("report.html"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/architecture.md"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / page).read_text()):
+        assert ((ROOT / page).parent / target).exists(), target

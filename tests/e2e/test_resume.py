@@ -1,0 +1,143 @@
+"""Real processes, really interrupted: what was stopped and resumed equals what was not, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.conftest import ADVERSARIAL, QUICK
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+SETS = [word for change in (*QUICK, *ADVERSARIAL, "schedule.epochs=4", "ema=0.9") for word in ("--set", change)]
+SUITE = """
+probes:
+  clean: accuracy
+  pgd:
+    name: adversarial
+    threat: {norm: linf, eps: 8/255}
+    attack: {name: pgd, steps: 10}
+"""
+
+
+def bastion(*words: str) -> list[str]:
+    return [sys.executable, "-m", "bastion", *words]
+
+
+def run(*words: str) -> str:
+    result = subprocess.run(bastion(*words), env=ENV, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def digests(folder: Path, pattern: str) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob(pattern)) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def stopped(words: list[str], number: int, when: Callable[[], bool]) -> int:
+    """Start, wait until `when`, send the signal; the exit code."""
+    process = subprocess.Popen(words, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 120
+    while not when() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    process.send_signal(number)
+    return process.wait(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run("train", "base/micro", *SETS, "--run", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_training_stopped_by_a_signal_ends_with_the_same_weights(
+    whole: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    folder = tmp_path / "run"
+    words = bastion("train", "base/micro", *SETS, "--run", str(folder))
+
+    def in_the_middle() -> bool:
+        log = folder / "log.jsonl"
+        return log.is_file() and len(log.read_text().splitlines()) >= 5
+
+    assert stopped(words, number, in_the_middle) == code
+    assert not (folder / "checkpoints" / "step-000000012.safetensors").exists()
+    run("train", "base/micro", *SETS, "--run", str(folder), "--resume")
+    assert digests(folder, "model/model.safetensors") == digests(whole, "model/model.safetensors")
+    assert digests(folder, "checkpoints/*") == digests(whole, "checkpoints/*")
+    assert not list(folder.rglob("*.tmp"))
+
+
+def measure(model: Path, suite: Path, folder: Path, *more: str) -> list[str]:
+    return bastion(
+        "measure", str(model), "--suite", str(suite), "--run", str(folder), "--limit", "300", "--block", "20", *more
+    )
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("suite") / "suite.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def measured(whole: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured") / "run"
+    subprocess.run(measure(whole, suite, folder, "--workers", "1"), env=ENV, check=True, capture_output=True)
+    return folder
+
+
+def test_one_worker_equals_two_bit_for_bit(whole: Path, suite: Path, measured: Path, tmp_path: Path) -> None:
+    subprocess.run(measure(whole, suite, tmp_path / "run", "--workers", "2"), env=ENV, check=True, capture_output=True)
+    facts = digests(tmp_path / "run", "facts/*/*")
+    assert len(facts) == 33  # two probes: 15 blocks each and a description; pictures of the first block of one
+    assert facts == digests(measured, "facts/*/*")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_measuring_stopped_by_a_signal_goes_on_to_the_same_facts(
+    whole: Path, suite: Path, measured: Path, tmp_path: Path, number: int, workers: str
+) -> None:
+    folder = tmp_path / "run"
+    words = measure(whole, suite, folder, "--workers", workers)
+    assert stopped(words, number, lambda: len(list(folder.rglob("facts-*"))) >= 18) == (
+        143 if number == signal.SIGTERM else -9
+    )
+    time.sleep(0.5)  # orphans of a killed parent end by themselves
+    early = digests(folder, "facts-*")
+    assert 18 <= len(early) < 30
+    subprocess.run(words, env=ENV, check=True, capture_output=True)
+    late = digests(folder, "facts/*/facts-*")
+    assert late == digests(measured, "facts/*/facts-*")
+    assert early.items() <= late.items()
+
+
+def test_another_thread_count_changes_only_rounding(whole: Path, suite: Path, measured: Path, tmp_path: Path) -> None:
+    """Two threads through the API: the same draws, and flags that agree but for rounding."""
+    code = """
+import sys, torch, numpy as np
+from pathlib import Path
+from bastion.measuring import runner
+from bastion.measuring.store import read_measurements
+from bastion.run import open_run
+single = torch.set_num_threads
+torch.set_num_threads = lambda n: single(2)
+facts = runner.measure(sys.argv[1], suite=sys.argv[2], folder=sys.argv[3], limit=300, block=20)
+assert torch.get_num_threads() == 2
+(other,) = read_measurements(open_run(sys.argv[4]))
+agree = np.mean([facts.correct(label) == other.correct(label) for label in facts.labels])
+assert agree >= 0.995, agree
+"""
+    words = [sys.executable, "-c", code, str(whole), str(suite), str(tmp_path / "run"), str(measured)]
+    subprocess.run(words, check=True, env=ENV)
