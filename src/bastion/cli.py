@@ -38,6 +38,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Train a recipe."""
+    from bastion.recipe import load_recipe
+
+    load_recipe(recipe, change or ())  # a typing mistake is told before torch is loaded
     from bastion.training.trainer import train as train_recipe
 
     finished = train_recipe(recipe, changes=tuple(change or ()), folder=run, resume=resume)

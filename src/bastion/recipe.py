@@ -270,7 +270,7 @@ def _keys_at(schema: type[BaseModel], path: Iterable[str]) -> set[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as a string, `on` and `no` as booleans, and knows no fractions; here it is as one expects."""
+    """YAML as one expects it: 1.1 reads `1e-3` as a string, `on` and `no` as booleans, and knows no fractions."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

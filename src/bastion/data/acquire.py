@@ -81,8 +81,8 @@ def _clear(folder: Path, sources: Sequence[Source]) -> None:
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif path.exists():
+        path.unlink()
 
 
 def from_url(url: str, *, md5: str | None = None) -> Callable[[Path], object]:

@@ -40,12 +40,12 @@ Task = tuple[str, range]  # a probe's label and a block of examples
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker works on. Model and data are named, where they have a name, so that each process loads its own."""
+    """What a worker works on, named rather than given where there is a name: each process builds its own."""
 
     model: nn.Module | Path
     data: DataSet | Mapping[str, Any] | str
     split: str
-    probes: Mapping[str, Probe]
+    suite: Suite
     stores: Mapping[str, ProbeStore]
     seed: int
     batch: int
@@ -73,13 +73,14 @@ def measure(
     source = model if isinstance(model, nn.Module) else locate(model)
     network = source if isinstance(source, nn.Module) else load(source)
     data_set = data if isinstance(data, DataSet) else datasets.build(data, "data")
-    asked = build_probes(suite if isinstance(suite, Suite) else load_suite(suite))
+    questions = suite if isinstance(suite, Suite) else load_suite(suite)
+    asked = build_probes(questions)
     n = _count(data_set, split, limit)
     _check_fit(network, data_set)
     home = create_run(_home(source, folder), seed)
     identity = {**_identity(network, data_set, split), "seed": seed, "block": block, "batch": batch or block}
     stores = {label: ProbeStore.open(home, {**identity, "probe": repr(probe)}) for label, probe in asked.items()}
-    plan = Plan(source, data, split, asked, stores, seed, batch or block, keep)
+    plan = Plan(source, data, split, questions, stores, seed, batch or block, keep)
     cut = store.blocks(n, block)
     todo = [(label, each) for label in asked for each in cut if not stores[label].has(each)]
     with stoppable() as stop, bar(f"measuring {home.name}", n * len(asked)) as advance:
@@ -107,6 +108,7 @@ class Worker:
 
     def __init__(self, plan: Plan, model: nn.Module, data: DataSet) -> None:
         self.plan, self.model = plan, model
+        self.probes = build_probes(plan.suite)
         self.split: Split = getattr(data, plan.split)
         self.num_classes = len(data.classes)
 
@@ -124,7 +126,7 @@ class Worker:
         with _judging(self.model), rng.preserved():
             rng.reseed("measure", self.plan.seed, label, positions[0])  # for models that draw random numbers
             device = next(iter(self.model.state_dict().values()), batch.x).device
-            answer = self.plan.probes[label](self.model, batch.to(device), seed=self.plan.seed)
+            answer = self.probes[label](self.model, batch.to(device), seed=self.plan.seed)
         for name, column in answer.items():
             if len(column) != len(positions):
                 raise BastionError(f"probe '{label}': '{name}' has {len(column)} rows for {len(positions)} examples")

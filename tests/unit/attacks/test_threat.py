@@ -76,7 +76,7 @@ def test_projected_points_are_inside_and_inside_points_stay(threat: Threat, spre
 
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
 def test_no_point_of_the_set_is_nearer_than_the_projection(threat: Threat) -> None:
-    """The variational inequality: from the projection z of x, every feasible u lies on the far side, ⟨x - z, u - z⟩ ≤ 0."""
+    """The variational inequality: ⟨x - z, u - z⟩ ≤ 0 for the projection z of x and every feasible u."""
     x0 = _images(30, dtype=torch.float64)
     x = x0 + torch.randn(x0.shape, dtype=torch.float64)
     z = threat.project(x0, x)
