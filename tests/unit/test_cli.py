@@ -24,7 +24,7 @@ Bastion = Callable[..., Result]
 
 @pytest.fixture
 def bastion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Bastion:
-    """`bastion("list", "models")` in an empty folder with an empty cache; in this process, as a new one takes seconds."""
+    """`bastion("list", "models")` in an empty folder with an empty cache; in this process, a new one takes seconds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BASTION_DATA", str(tmp_path / "empty"))
     monkeypatch.setenv("COLUMNS", "200")
