@@ -99,6 +99,7 @@ class Recipe(Section):
     train_limit: int | None = Field(None, ge=1)  # use only so many training images
     model: Spec
     normalize: Literal["data", "none"] | Stats = "data"  # "none": the network sees raw pixels
+    resize: Literal["bilinear", "bicubic"] | None = None  # bring images to the network's size, inside the model
     objective: Spec
     augment: Augment = Augment()
     optimizer: Optimizer = Optimizer()

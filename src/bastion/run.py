@@ -12,11 +12,13 @@ measurements/        which probes make up a measured suite
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -81,6 +83,16 @@ class Run:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise storage.disk_error(self.log_file, error) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process trains a run. The lock goes with the process, however that ends."""
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BastionError(f"{self.folder}: another process is training this run; wait, or stop it") from None
+            yield
 
     def history(self) -> list[dict[str, Any]]:
         """All whole lines of the log."""

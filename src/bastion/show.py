@@ -34,12 +34,11 @@ def describe(target: str, changes: tuple[str, ...] = ()) -> str:
 
 
 def _describe_folder(target: str) -> str:
-    from bastion.models import checkpoint
+    from bastion.models.checkpoint import read_card
     from bastion.models.load import load, locate
-    from bastion.storage import read_json
 
-    card = read_json(locate(target) / checkpoint.CARD)
-    return f"{_describe_model(load(target))}\n\n{dump({key: card[key] for key in ('model', 'mean', 'std', 'about')})}"
+    card = read_card(locate(target)).model_dump(mode="json", include={"model", "mean", "std", "resize", "about"})
+    return f"{_describe_model(load(target))}\n\n{dump(card)}"
 
 
 def _describe_recipe(recipe: Recipe) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from bastion.errors import BastionError, Interrupted
 from bastion.measuring import store
 from bastion.measuring.store import Column, Facts, ProbeStore
 from bastion.models import Classifier, checkpoint
+from bastion.models.classifier import in_mode
 from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import Adversarial
@@ -123,7 +123,7 @@ class Worker:
 
     def _ask(self, label: str, positions: list[int]) -> dict[str, Tensor]:
         batch = self.split.batch(positions).check(self.num_classes, f"measure, probe '{label}'")
-        with _judging(self.model), rng.preserved():
+        with in_mode(self.model, training=False), rng.preserved():
             rng.reseed("measure", self.plan.seed, label, positions[0])  # for models that draw random numbers
             device = next(iter(self.model.state_dict().values()), batch.x).device
             answer = self.probes[label](self.model, batch.to(device), seed=self.plan.seed)
@@ -136,18 +136,6 @@ class Worker:
         count = max(0, min(self.plan.keep - block.start, len(block)))
         kept = {name: column[:count] for name, column in columns.items() if column.ndim > 1}
         return {name: column.numpy() for name, column in kept.items()} if count else {}
-
-
-@contextmanager
-def _judging(model: nn.Module) -> Iterator[None]:
-    """Eval mode, as it was afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _in_this_process(worker: Worker, todo: list[Task], stop: StopRequest, advance: Advance) -> None:
@@ -229,13 +217,13 @@ def _check_fit(model: nn.Module, data: DataSet) -> None:
             f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; "
             "measure it on the data it was trained for"
         )
-    if model.shape[0] != data.shape[0]:
-        raise BastionError(f"measure: the model takes {model.shape[0]} channels, {data.name} has {data.shape[0]}")
+    model.check_input(data.shape, f"measure on {data.name}")
 
 
 def _identity(model: nn.Module, data: DataSet, split: str) -> dict[str, Any]:
     """What facts depend on, besides the probe, the seed and how examples are cut."""
-    network = model.spec if isinstance(model, Classifier) and model.spec else repr(model)
+    known = isinstance(model, Classifier) and model.spec
+    network = [model.spec, model.shape, model.resize] if known else repr(model)
     return {
         "weights": checkpoint.digest(model),
         "network": storage.fingerprint(network),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -14,9 +15,23 @@ from torch import Tensor
 from bastion import rng, storage
 from bastion.errors import BastionError
 from bastion.models import Classifier, models
+from bastion.models.classifier import Resize
 
 WEIGHTS, CARD = "model.safetensors", "card.json"
-_FORMAT = 1
+
+
+class Card(BaseModel):
+    """Everything besides the weights that a model is made of."""
+
+    format: Literal[1]
+    model: dict[str, Any]  # what the registry builds the backbone from
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    shape: tuple[int, int, int]
+    resize: Resize | None = None
+    parameters: int
+    weights: str  # `digest` of the model
+    about: dict[str, Any] = {}
 
 
 def build(
@@ -24,6 +39,8 @@ def build(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    shape: tuple[int, int, int] | None = None,
+    resize: Resize | None = None,
     seed: int = 0,
     path: str = "model",
 ) -> Classifier:
@@ -31,7 +48,7 @@ def build(
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     with rng.preserved():
         rng.reseed("model", seed)
-        return Classifier(models.build(spec, path), mean, std, spec)
+        return Classifier(models.build(spec, path), mean, std, spec=spec, shape=shape, resize=resize)
 
 
 def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None) -> None:
@@ -42,32 +59,40 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     with storage.atomic(folder / WEIGHTS) as temporary:
         save_file(weights, temporary)
-    card = {
-        "format": _FORMAT,
-        "model": model.spec,
-        "mean": model.mean.flatten().tolist(),
-        "std": model.std.flatten().tolist(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "weights": digest(model),
-        "about": dict(about or {}),
-    }
-    storage.write_json(folder / CARD, card)
+    card = Card(
+        format=1,
+        model=model.spec,
+        mean=tuple(model.mean.flatten().tolist()),
+        std=tuple(model.std.flatten().tolist()),
+        shape=model.shape,
+        resize=model.resize,
+        parameters=sum(p.numel() for p in model.parameters()),
+        weights=digest(model),
+        about=dict(about or {}),
+    )
+    storage.write_json(folder / CARD, card.model_dump(mode="json"))
+
+
+def read_card(folder: Path) -> Card:
+    content = storage.read_json(folder / CARD)
+    try:
+        return Card.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"])) or "content"
+        raise BastionError(
+            f"{folder / CARD}: not a model card that this version reads ({what}: {first['msg'].lower()}); restore it"
+        ) from error
 
 
 def load(folder: Path) -> Classifier:
     """The classifier of a folder with weights and card, in eval mode. No code of the folder's is run."""
     folder = Path(folder)
-    card = storage.read_json(folder / CARD)
-    if not isinstance(card, dict) or card.get("format") != _FORMAT:
-        raise BastionError(
-            f"{folder / CARD}: not a bastion model card of format {_FORMAT}; was it made by a newer version?"
-        )
-    try:
-        model = build(card["model"], mean=tuple(card["mean"]), std=tuple(card["std"]), path=f"{folder / CARD}: model")
-    except KeyError as error:
-        raise BastionError(f"{folder / CARD}: the key {error} is missing; restore the card") from error
+    card = read_card(folder)
+    where = f"{folder / CARD}: model"
+    model = build(card.model, mean=card.mean, std=card.std, shape=card.shape, resize=card.resize, path=where)
     load_weights(model, folder / WEIGHTS)
-    if digest(model) != card["weights"]:
+    if digest(model) != card.weights:
         raise BastionError(f"{folder}: weights and card do not belong together, or one is damaged; get both again")
     return model.eval()
 

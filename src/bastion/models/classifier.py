@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.types import Block
+
+Resize = Literal["bilinear", "bicubic"]
 
 # The word that the field's code bases end the class of a residual block with.
 _BLOCK = re.compile(r"(Block|Bottleneck|ResidualUnit)\w*$")
@@ -48,9 +50,15 @@ class Classifier(nn.Module):
         backbone: Backbone,
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        *,
         spec: Mapping[str, Any] | None = None,
+        shape: tuple[int, int, int] | None = None,
+        resize: Resize | None = None,
     ) -> None:
-        """`spec` is what the model registry rebuilds the backbone from; without it the model cannot be saved."""
+        """Takes images of `shape`, by default the backbone's own; `resize` brings others to the backbone's.
+
+        `spec` is what the model registry rebuilds the backbone from; without it the model cannot be saved.
+        """
         super().__init__()
         channels = backbone.shape[0]
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
@@ -60,7 +68,9 @@ class Classifier(nn.Module):
             )
         self.network = backbone.network
         self.num_classes = backbone.num_classes
-        self.shape = backbone.shape
+        self.shape = shape or backbone.shape
+        self.size = backbone.shape[1:]
+        self.resize = resize
         self.spec = dict(spec) if spec is not None else None
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
@@ -70,6 +80,8 @@ class Classifier(nn.Module):
             raise BastionError(
                 f"model input: expected (B, {self.shape[0]}, H, W), got {tuple(x.shape)}; is this its kind of data?"
             )
+        if self.resize:
+            x = F.interpolate(x, self.size, mode=self.resize, align_corners=False)
         logits: Tensor = self.network((x - self.mean) / self.std)
         return logits if logits.dtype == torch.float64 else logits.float()  # also under autocast
 
@@ -91,6 +103,20 @@ class Classifier(nn.Module):
             )
         return found
 
+    def check_input(self, shape: tuple[int, int, int], where: str) -> None:
+        """Run the network once on an image of this shape; some families take any size, some only their own."""
+        if shape[0] != self.shape[0]:
+            raise BastionError(f"{where}: the model takes {self.shape[0]} channels, the data have {shape[0]}")
+        try:
+            with torch.no_grad(), in_mode(self, training=False):
+                self(torch.zeros(1, *shape, device=self.mean.device, dtype=self.mean.dtype))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            own, given = ("×".join(map(str, size)) for size in (self.size, shape[1:]))
+            raise BastionError(
+                f"{where}: the network was made for images of {own} and does not take {given} ({error}); set its size "
+                "(model.img_size for most), or `resize: bicubic` to bring images to it"
+            ) from error
+
     @contextmanager
     def tap(self, *what: str) -> Iterator[Taps]:
         """Capture while the context is open: `"blocks"` (outputs), `"attention"` (maps), or both.
@@ -110,6 +136,18 @@ class Classifier(nn.Module):
             if "attention" in what:
                 stack.enter_context(_attention(self.blocks(), taps.attention))
             yield taps
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Train or eval mode inside the block; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, before in modes.items():
+            module.training = before
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bastion.models.classifier import Classifier
+from bastion.models.classifier import Classifier, in_mode
 
 
 def parameters(model: nn.Module) -> int:
@@ -17,12 +17,7 @@ def parameters(model: nn.Module) -> int:
 def macs(model: Classifier) -> int:
     """Multiply-accumulates, which the papers call FLOPs: half of torch's count of operations."""
     counter = FlopCounterMode(display=False)
-    training = model.training
-    model.eval()
-    try:
-        # Plain products: the counter does not know the fused attention of every device.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            model(torch.zeros(1, *model.shape, device=model.mean.device))
-    finally:
-        model.train(training)
+    # Plain products: the counter does not know the fused attention of every device.
+    with torch.no_grad(), in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), counter:
+        model(torch.zeros(1, *model.shape, device=model.mean.device))
     return int(counter.get_total_flops()) // 2

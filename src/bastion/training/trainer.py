@@ -49,20 +49,20 @@ def train(
 ) -> Run:
     """Train a recipe in a run directory; by default `runs/NAME-HASH`."""
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
-    check(chosen)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    run = create_run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}", chosen.seed, chosen)
-    if any(run.checkpoints.glob("*.safetensors")) and not resume:
-        raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+    run = Run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}")
     trainer = Trainer(chosen, run)
-    trainer.restore()
-    with stoppable() as stop:
+    create_run(run.folder, chosen.seed, chosen)  # not before everything could be built
+    with run.locked(), stoppable() as stop:
+        if any(run.checkpoints.glob("*.safetensors")) and not resume:
+            raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+        trainer.restore()
         trainer.fit(stop)
     return run
 
 
 def check(recipe: Recipe) -> Objective:
-    """Raise what is wrong with the recipe before anything is loaded, downloaded or written."""
+    """Raise what is wrong with the recipe, before anything is loaded or written."""
     datasets.check(recipe.data.plain(), "data")
     model_families.check(recipe.model.plain(), "model")
     objective = objectives.build(recipe.objective.plain(), "objective")
@@ -78,10 +78,10 @@ class Trainer:
     def __init__(self, recipe: Recipe, run: Run) -> None:
         self.recipe, self.run = recipe, run
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.objective = check(recipe).to(self.device)
         self.data: DataSet = datasets.build(recipe.data.plain(), "data")
         self.split = _limited(self.data.train, recipe.train_limit)
         self.model = build_model(recipe, self.data).to(self.device)
-        self.objective = check(recipe).to(self.device)
         self.optimizer = make_optimizer(self.model, self.objective, recipe.optimizer)
         self.steps_per_epoch = max(1, len(self.split) // recipe.batch)
         self.total_steps = recipe.schedule.epochs * self.steps_per_epoch
@@ -124,8 +124,10 @@ class Trainer:
             workers=self.recipe.workers,
         )
         for batch in loader:
+            batch = batch.to(self.device).check(len(self.data.classes), f"training step {self.step}")
             with self.random("mix"):
-                yield self.mix(batch.to(self.device).check(len(self.data.classes), f"training step {self.step}"))
+                batch = self.mix(batch)
+            yield batch
 
     def learn(self, batch: Batch) -> tuple[Example, Losses, Tensor]:
         """One step: find the example, go down its loss."""
@@ -287,7 +289,9 @@ def build_model(recipe: Recipe, data: DataSet) -> Classifier:
     else:
         mean, std = (0.0,) * data.shape[0], (1.0,) * data.shape[0]
     spec = {"num_classes": len(data.classes), "in_chans": data.shape[0], **recipe.model.plain()}
-    return checkpoint.build(spec, mean=mean, std=std, seed=recipe.seed)
+    model = checkpoint.build(spec, mean=mean, std=std, shape=data.shape, resize=recipe.resize, seed=recipe.seed)
+    model.check_input(data.shape, f"model on {data.name}")
+    return model
 
 
 def _validation_threat(recipe: Recipe, objective: Objective) -> Threat:

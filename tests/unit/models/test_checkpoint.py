@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,18 +102,29 @@ def test_weights_of_another_model_are_refused(saved: Path, change: object, messa
 
 
 @pytest.mark.parametrize(
-    ("card", "message"),
+    ("change", "message"),
     [
-        ("{", "not readable as JSON"),
-        ("[]", "not a bastion model card"),
-        ('{"format": 99}', "not a bastion model card of format 1; was it made by a newer version"),
-        ('{"format": 1}', "the key 'model' is missing"),
-        ('{"format": 1, "model": {"name": "vit/macro"}, "mean": [0,0,0], "std": [1,1,1]}', "unknown model 'vit/macro'"),
+        (lambda card: card.update(format=99), "not a model card that this version reads.*format: input should be 1"),
+        (lambda card: card.pop("model"), "model: field required"),
+        (lambda card: card.update(mean=7), "mean: input should be a valid tuple"),
+        (lambda card: card.update(std=[0.0, 1.0, 1.0]), "positive stds"),
+        (lambda card: card["model"].update(name="vit/macro"), "unknown model 'vit/macro'"),
+        (lambda card: card["model"].update(num_clases=7), "num_clases: unknown key; did you mean 'num_classes'"),
+        (lambda card: card.update(weights="0"), "do not belong together"),
     ],
 )
-def test_broken_cards_are_refused(saved: Path, card: str, message: str) -> None:
-    (saved / "card.json").write_text(card)
+def test_broken_cards_are_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    card = json.loads((saved / "card.json").read_text())
+    change(card)
+    (saved / "card.json").write_text(json.dumps(card))
     with pytest.raises(BastionError, match=message):
+        load(saved)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "7", "\x00"])
+def test_what_is_no_card_is_refused(saved: Path, content: str) -> None:
+    (saved / "card.json").write_text(content)
+    with pytest.raises(BastionError, match="card.json: not (readable as JSON|a model card)"):
         load(saved)
 
 

@@ -119,3 +119,39 @@ def test_logits_are_float32_under_autocast_and_float64_in_double(vit: Classifier
         assert vit(torch.rand(1, 3, 32, 32)).dtype == torch.float32
     double = _build("vit/micro", depth=1, embed_dim=16).double()
     assert double(torch.rand(1, 3, 32, 32, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_resizing_happens_inside_and_before_the_network() -> None:
+    model = checkpoint.build(
+        {"name": "vit/micro", "img_size": 32}, mean=MEAN, std=STD, shape=(3, 16, 16), resize="bicubic"
+    ).eval()
+    x = torch.rand(2, 3, 16, 16)
+    larger = nn.functional.interpolate(x, (32, 32), mode="bicubic", align_corners=False)
+    assert torch.allclose(model(x), model(larger), atol=1e-5)
+    assert model.shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        (
+            "timm/vit_tiny_patch16_224",
+            (3, 32, 32),
+            r"made for images of 224×224 and does not take 32×32 .*set its size",
+        ),
+        ("vit/micro", (1, 32, 32), "the model takes 3 channels, the data have 1"),
+    ],
+)
+def test_images_that_a_network_cannot_take_are_refused_beforehand(
+    name: str, shape: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(BastionError, match=message):
+        _build(name).check_input(shape, "here")
+
+
+def test_networks_that_take_any_size_do() -> None:
+    model = _build("timm/resnet10t").train()
+    model.network.bn1.eval()
+    model.check_input((3, 32, 32), "here")
+    assert model.training
+    assert not model.network.bn1.training

@@ -7,6 +7,7 @@ from typing import Literal
 from torch import nn
 
 from bastion.attacks import Attack, Threat
+from bastion.models.classifier import in_mode
 from bastion.training.objectives import objectives
 from bastion.training.objectives.standard import cross_entropy
 from bastion.types import Batch, Example, Losses, Objective
@@ -36,12 +37,8 @@ class Adversarial(Objective):
         threat = self.threat.scaled(min(1.0, progress / self.eps_warmup) if self.eps_warmup else 1.0)
         if threat.eps == 0:
             return Example(batch, batch.x, {"eps": 0.0})
-        training = model.training
-        model.train(self.attack_mode == "train")
-        try:
+        with in_mode(model, training=self.attack_mode == "train"):
             x = self.attack(model, batch, threat, seed=seed)
-        finally:
-            model.train(training)
         return Example(batch, x, {"eps": threat.eps})
 
     def loss(self, model: nn.Module, example: Example) -> Losses:
