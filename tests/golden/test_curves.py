@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import ADVERSARIAL, QUICK
 
 from bastion.training.trainer import train
-from tests.conftest import ADVERSARIAL, QUICK
 
 FILE = Path(__file__).parent / "curves.json"
 RUNS = {
@@ -22,7 +22,7 @@ RUNS = {
     "everything": (
         *QUICK,
         *ADVERSARIAL,
-        "augment={crop: resized, color_jitter: 0.2, auto_augment: rand-m9-mstd0.5-inc1, erasing: 0.25, mixup: 0.8, cutmix: 1}",
+        "augment={crop: resized, auto_augment: rand-m9-mstd0.5-inc1, erasing: 0.25, mixup: 0.8, cutmix: 1}",
         "optimizer={name: sgd, lr: 0.05, momentum: 0.9}",
         "objective.attack={name: pgd, steps: 2, keep: last}",
         "objective.threat={norm: l2, eps: 0.5}",
