@@ -8,6 +8,7 @@ setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
+	@echo "setting up .venv: a minute or two, more if packages have to be downloaded"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,lint]'
 	touch $@

@@ -19,7 +19,7 @@ def run_demo(folder: Path) -> str:
     for name, recipe in RECIPES.items():
         console.print(f"[bold]{name}[/]: training {recipe}, then attacking it")
         run = train(recipe, folder=folder / name, resume=True)
-        facts = measure(run.folder, suite="demo", data="cifar10-mini", limit=500, workers=min(2, os.cpu_count() or 1))
+        facts = measure(run.folder, suite="demo", data="cifar10-mini", limit=400, workers=min(2, os.cpu_count() or 1))
         tables.append(facts.table())
     page = report([folder / name for name in RECIPES], folder / "report.html")
     return "\n\n".join([*tables, f"report: {page.resolve()}"])

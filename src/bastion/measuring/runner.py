@@ -26,7 +26,7 @@ from bastion.measuring import store
 from bastion.measuring.store import Column, Facts, ProbeStore
 from bastion.models import Classifier, checkpoint
 from bastion.models.classifier import in_mode
-from bastion.models.load import load, locate
+from bastion.models.load import best_device, load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import Adversarial
 from bastion.progress import Advance, bar
@@ -71,7 +71,7 @@ def measure(
     Facts go to `folder`; without it to the model's own run, or to `runs/` under the model's name.
     """
     source = model if isinstance(model, nn.Module) else locate(model)
-    network = source if isinstance(source, nn.Module) else load(source)
+    network = _on_device(source)
     data_set = data if isinstance(data, DataSet) else datasets.build(data, "data")
     questions = suite if isinstance(suite, Suite) else load_suite(suite)
     asked = build_probes(questions)
@@ -157,9 +157,13 @@ def _start(plan: Plan) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
     global _worker
-    model = plan.model if isinstance(plan.model, nn.Module) else load(plan.model)
     data = plan.data if isinstance(plan.data, DataSet) else datasets.build(plan.data, "data")
-    _worker = Worker(plan, model, data)
+    _worker = Worker(plan, _on_device(plan.model), data)
+
+
+def _on_device(model: nn.Module | Path) -> nn.Module:
+    """A model that was given stays where it is."""
+    return model if isinstance(model, nn.Module) else load(model).to(best_device())
 
 
 def _work(task: Task) -> int:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from bastion.errors import BastionError, did_you_mean
 from bastion.models import Classifier, checkpoint
 
 ZOO = Path(__file__).parent.parent / "zoo"
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def zoo_names() -> list[str]:

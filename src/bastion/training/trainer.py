@@ -28,6 +28,7 @@ from bastion.data.loader import training_batches
 from bastion.errors import BastionError, Interrupted
 from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
+from bastion.models.load import best_device
 from bastion.progress import bar, console
 from bastion.recipe import Recipe, Stats, load_recipe
 from bastion.registry import bind
@@ -77,7 +78,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, run: Run) -> None:
         self.recipe, self.run = recipe, run
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = best_device()
         self.objective = check(recipe).to(self.device)
         self.data: DataSet = datasets.build(recipe.data.plain(), "data")
         self.split = _limited(self.data.train, recipe.train_limit)
