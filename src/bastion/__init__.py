@@ -33,6 +33,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'bastion' has no attribute '{name}'")

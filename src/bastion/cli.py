@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bastion.errors import BastionError, Interrupted, did_you_mean
 from bastion.progress import console as stderr
@@ -44,7 +45,11 @@ def train(
     from bastion.training.trainer import train as train_recipe
 
     finished = train_recipe(recipe, changes=tuple(change or ()), folder=run, resume=resume)
-    stdout.print(f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo", soft_wrap=True)
+    stdout.print(
+        f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 @app.command()
@@ -82,7 +87,7 @@ def measure(
         batch=batch,
         folder=run,
     )
-    stdout.print(facts.table(), soft_wrap=True)
+    stdout.print(facts.table(), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -93,7 +98,7 @@ def report(
     """Write one self-contained HTML page about one or more runs."""
     from bastion.reporting.html import report as write_report
 
-    stdout.print(f"report: {write_report(runs, output)}", soft_wrap=True)
+    stdout.print(f"report: {write_report(runs, output)}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -120,7 +125,7 @@ def list_(
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, about in display.KINDS[kind](pattern):
         if fnmatch.fnmatch(name, pattern):
-            table.add_row(name, f"[dim]{about}[/]")
+            table.add_row(Text(name), Text(about, style="dim"))
     stdout.print(table)
 
 
@@ -137,7 +142,7 @@ def data_get(
     datasets.names()  # finds the modules that know how to get data
     if name not in acquirers:
         raise BastionError(f"data get: nothing to get for '{name}'{did_you_mean(name, acquirers)}")
-    stdout.print(f"{name}: {acquirers[name](source)}", soft_wrap=True)
+    stdout.print(f"{name}: {acquirers[name](source)}", soft_wrap=True, markup=False)
 
 
 @data_app.command("verify")
@@ -146,7 +151,7 @@ def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> N
     from bastion.data.arrays import verify
 
     for part, digest in verify(name).items():
-        stdout.print(f"{part:<14} {digest}", soft_wrap=True)
+        stdout.print(f"{part:<14} {digest}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -158,7 +163,7 @@ def demo(
     """Train a small ViT twice, standard and adversarially, attack both, and write a report. Minutes on two cores."""
     from bastion.demo import run_demo
 
-    stdout.print(run_demo(output), soft_wrap=True)
+    stdout.print(run_demo(output), soft_wrap=True, markup=False)
 
 
 def parse_data(text: str) -> dict[str, Any]:

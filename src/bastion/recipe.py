@@ -5,15 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
 
 SHIPPED = Path(__file__).parent / "recipes"
+
+
+WORST_CASE = "worst case"
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < pair[0] <= pair[1]:
+        raise ValueError("must be two numbers above 0, the smaller one first")
+    return pair
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
 
 
 class Section(BaseModel):
@@ -45,25 +59,25 @@ class Augment(Section):
     """How a training image is changed. timm and torchvision do it; the names are theirs."""
 
     crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
-    padding: int = 4
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (0.75, 4 / 3)
-    hflip: float = 0.5
-    color_jitter: float = 0.0
+    padding: int = Field(4, ge=0)
+    scale: Range = (0.08, 1.0)
+    ratio: Range = (0.75, 4 / 3)
+    hflip: Share = 0.5
+    color_jitter: float = Field(0.0, ge=0)
     auto_augment: str | None = None  # a timm policy such as rand-m9-mstd0.5-inc1; switches color_jitter off
-    erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    mix_prob: float = 1.0
-    switch_prob: float = 0.5
+    erasing: Share = 0.0
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    mix_prob: Share = 1.0
+    switch_prob: Share = 0.5
 
 
 class Optimizer(Section):
     name: Literal["adamw", "sgd"] = "adamw"
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.05, ge=0)  # not on norms, biases and position embeddings
-    betas: tuple[float, float] = (0.9, 0.999)  # adamw
-    momentum: float = 0.9  # sgd, with Nesterov
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # adamw
+    momentum: Decay = 0.9  # sgd, with Nesterov
     clip_grad: float | None = Field(None, gt=0)  # largest norm of the whole gradient
 
 
@@ -74,6 +88,12 @@ class Schedule(Section):
     warmup_epochs: float = Field(0.0, ge=0)
     warmup_lr: float = Field(1e-6, ge=0)
     min_lr: float = Field(1e-5, ge=0)
+
+    @model_validator(mode="after")
+    def _room_for_the_cosine(self) -> Schedule:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs ({self.warmup_epochs:g}) must be less than epochs ({self.epochs})")
+        return self
 
 
 class Validate(Section):
@@ -130,6 +150,12 @@ class Suite(Section):
     about: str = ""
     probes: dict[str, Spec] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _no_reserved_label(self) -> Suite:
+        if WORST_CASE in self.probes:
+            raise ValueError(f"'{WORST_CASE}' is what the tables call the minimum over all probes; take another label")
+        return self
+
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
@@ -163,7 +189,7 @@ def read(content: str, where: str) -> dict[str, Any]:
     """Parse YAML in which `8/255` and `1e-3` are numbers and a key given twice is an error."""
     try:
         parsed = yaml.load(content, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise BastionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(parsed, dict):
         raise BastionError(f"{where}: expected keys and values, got {type(parsed).__name__}")
@@ -210,7 +236,10 @@ def _with_parents(path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, 
         raise BastionError(f"{path}: cannot be read: {error}") from error
     parents = content.pop("extends", [])
     result: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
+    parents = [parents] if isinstance(parents, str) else parents
+    if not isinstance(parents, list):
+        raise BastionError(f"{path}: extends: expected the name of a recipe or a list of them, got {parents!r}")
+    for parent in parents:
         result = merge(result, _with_parents(_find(str(parent), folder, path.parent), folder, (*seen, path)))
     for own in ("about", "expect"):  # what is said of a parent is not true of its child
         result.pop(own, None)
@@ -258,7 +287,9 @@ def _explain(schema: type[BaseModel], error: ValidationError) -> str:
         return f"{where}: unknown key{did_you_mean(path[-1], _keys_at(schema, path[:-1]))}"
     if first["type"] == "missing":
         return f"{where}: missing; it has no default"
-    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    got = "" if first["type"] == "value_error" and not path[1:] else f", got {first['input']!r}"
+    return f"{where}: {message[0].lower()}{message[1:]}{got}"
 
 
 def _keys_at(schema: type[BaseModel], path: Iterable[str]) -> set[str]:

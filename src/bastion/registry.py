@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -49,8 +52,8 @@ class Registry(Generic[T]):
         """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
 
         def add(factory: F) -> F:
-            known = self._factories.get(name)
-            if known is not None and known.__qualname__ != factory.__qualname__:
+            known = self._factories.get(name, factory)
+            if (known.__module__, known.__qualname__) != (factory.__module__, factory.__qualname__):
                 raise BastionError(
                     f"{self.kind} '{name}' is defined twice: in {known.__module__} and in {factory.__module__}"
                 )
@@ -99,13 +102,36 @@ class Registry(Generic[T]):
             return
         self._discovered = True
         package = importlib.import_module(self.package)
-        plugins = os.environ.get("BASTION_PLUGINS")
-        if plugins:
-            folder = Path(plugins) / self.package.rpartition(".")[2]
-            if str(folder) not in package.__path__:
-                package.__path__.append(str(folder))
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
+        room = self.package.rpartition(".")[2]
+        for path in plugin_files(room):
+            _import_file(path, f"bastion_plugins.{room}.{path.stem}")
+
+
+def plugin_files(room: str = "*") -> list[Path]:
+    """The user's own plug-ins for a room."""
+    folder = os.environ.get("BASTION_PLUGINS")
+    if not folder:
+        return []
+    if not Path(folder).is_dir():
+        raise BastionError(f"BASTION_PLUGINS: {folder} is not a folder; make it, or unset the variable")
+    return sorted(Path(folder).glob(f"{room}/*.py"))
+
+
+def plugins_digest() -> str | None:
+    """Facts that a plug-in made are of its present text only."""
+    files = plugin_files()
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16] if files else None
+
+
+def _import_file(path: Path, name: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BastionError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
 
 
 def bind(
@@ -144,6 +170,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
                 return option(**bind(option, value, path))
             except ValueError as error:
                 raise BastionError(f"{path}: {error}") from error
+        if isinstance(option, type) and dataclasses.is_dataclass(option) and not isinstance(value, option | None):
+            fields = ", ".join(field.name for field in dataclasses.fields(option))
+            raise BastionError(f"{path}: expected the keys {fields}, got {value!r}")
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:

@@ -107,12 +107,14 @@ def permutation(seed: int, draw: int | str, length: int) -> Tensor:
 
 
 def reseed(*parts: int | str) -> None:
-    """Make the global generators of torch (CPU), numpy and random depend on `parts` alone, from here on.
+    """Make the global generators of torch, numpy and random depend on `parts` alone, from here on.
 
     For code that draws from them, such as timm's transforms and dropout. Call it inside `preserved()`.
     """
     seed = key(*parts) & 0xFFFFFFFF
     torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed)
     random.seed(seed)
 
@@ -121,9 +123,13 @@ def reseed(*parts: int | str) -> None:
 def preserved() -> Iterator[None]:
     """The global generators leave the block as they entered it."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = torch.cuda.get_rng_state_all() if gpu else []
     try:
         yield
     finally:
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])

@@ -12,18 +12,20 @@ measurements/        which probes make up a measured suite
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from bastion import recipe as recipes
 from bastion import storage
@@ -68,7 +70,10 @@ class Run:
     def recipe(self) -> dict[str, Any] | None:
         """The resolved recipe, or None where nothing was trained."""
         path = self.folder / "recipe.yaml"
-        return recipes.read(path.read_text(), str(path)) if path.is_file() else None
+        try:
+            return recipes.read(path.read_text(), str(path)) if path.is_file() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BastionError(f"{path}: cannot be read: {error}") from error
 
     def provenance(self) -> dict[str, Any]:
         content = storage.read_json(self.folder / "provenance.json")
@@ -87,11 +92,22 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process trains a run. The lock goes with the process, however that ends."""
-        with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BastionError(f"{self.folder}: another process is training this run; wait, or stop it") from None
+        import fcntl  # not on every system, and only training needs it
+
+        try:
+            file = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise storage.disk_error(self.folder / ".lock", error) from error
+        with file:
+            for patience in reversed(range(10)):  # the loaders of a process that was killed keep it for some seconds
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not patience:
+                        busy = f"{self.folder}: another process is training this run; wait, or stop it"
+                        raise BastionError(busy) from None
+                    time.sleep(0.7)
             yield
 
     def history(self) -> list[dict[str, Any]]:
@@ -100,11 +116,9 @@ class Run:
             return []
         records = []
         for line in self.log_file.read_text(errors="replace").splitlines():
-            try:
+            with suppress(json.JSONDecodeError):
                 records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return records
+        return [record for record in records if isinstance(record, dict) and {"kind", "step"} <= record.keys()]
 
     def rewind_log(self, step: int) -> None:
         """Forget what was logged after `step`; a resumed run logs it anew."""
@@ -137,14 +151,19 @@ def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
 
 
 def _check_same(run: Run, recipe: Recipe | None) -> None:
-    stored = run.recipe()
-    if recipe is None or stored is None:
-        if recipe is not None:
-            raise BastionError(
-                f"{run.folder}: holds measurements of a model that was not trained here; use another --run"
-            )
+    if recipe is None:
         return
-    old = Recipe.model_validate(stored)
+    stored = run.recipe()
+    if stored is None:
+        raise BastionError(
+            f"{run.folder}: has no recipe.yaml: nothing was trained here, or it is lost; use another --run"
+        )
+    try:
+        old = Recipe.model_validate(stored)
+    except ValidationError as error:
+        raise BastionError(
+            f"{run.folder}/recipe.yaml: not a recipe that this version reads; use another --run"
+        ) from error
     if old.hash() != recipe.hash():
         changed = "; ".join(recipes.differences(old.substance(), recipe.substance()))
         raise BastionError(f"{run.folder}: is the run of another recipe ({changed}); use another --run, or that recipe")

@@ -43,9 +43,9 @@ def _describe_folder(target: str) -> str:
 
 def _describe_recipe(recipe: Recipe) -> str:
     from bastion.data import datasets
-    from bastion.training.trainer import build_model, check
+    from bastion.training.trainer import build_model, build_objective
 
-    check(recipe)
+    build_objective(recipe)
     text = f"{dump(recipe.resolved())}\nhash         {recipe.hash()}"
     try:
         data = datasets.build(recipe.data.plain(), "data")

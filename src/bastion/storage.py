@@ -80,15 +80,18 @@ def read_json(path: Path) -> Any:
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """One safetensors file."""
+    """One safetensors file that knows its own SHA-256."""
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_bytes(path, _encode_arrays(plain, metadata=dict(metadata) if metadata else None))
+    write_bytes(path, _encode_arrays(plain, metadata={**(metadata or {}), "sha256": digest(plain)}))
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays and the metadata of a safetensors file."""
+    """The arrays and the metadata of a safetensors file, checked if it tells its SHA-256."""
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        arrays, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    if metadata.pop("sha256", None) not in (None, digest(arrays)):
+        raise BastionError(f"{path}: corrupt: its bytes do not match its SHA-256; remove it and make it again")
+    return arrays, metadata
 
 
 @contextmanager
@@ -126,6 +129,12 @@ def sha256(*parts: bytes | memoryview | np.ndarray[Any, Any]) -> str:
     for part in parts:
         digest.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
     return digest.hexdigest()
+
+
+def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """SHA-256 over names, types, shapes and bytes."""
+    named = [(f"{name} {array.dtype} {array.shape}".encode(), array) for name, array in sorted(arrays.items())]
+    return sha256(*(part for pair in named for part in pair))
 
 
 def fingerprint(content: Any, digits: int = 12) -> str:

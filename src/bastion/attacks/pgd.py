@@ -33,6 +33,10 @@ class PGD:
     def __post_init__(self) -> None:
         if self.steps < 0 or self.restarts < 1:
             raise BastionError(f"pgd: need steps >= 0 and restarts >= 1, got {self.steps} and {self.restarts}")
+        if self.keep == "last" and self.restarts > 1:
+            raise BastionError(f"pgd: keep=last returns one run's last point, so it takes no {self.restarts} restarts")
+        if any(length is not None and not length > 0 for length in (self.step, self.rel_step)):
+            raise BastionError(f"pgd: a step must be longer than 0, got step={self.step}, rel_step={self.rel_step}")
         if self.step is not None and self.rel_step is not None:
             raise BastionError("pgd: give `step` (pixel units) or `rel_step` (units of eps), not both")
         if not 0 < self.sparsity <= 1:
@@ -93,9 +97,10 @@ class Incumbent:
 
     def offer(self, x: Tensor, loss: Tensor, fooled: Tensor) -> None:
         better = (fooled & ~self.fooled) | ((fooled == self.fooled) & (loss > self.loss))
+        better &= x.isfinite().flatten(1).all(1)  # a point that is none fools nobody
         self.x = torch.where(better[:, None, None, None], x, self.x)
         self.loss = torch.where(better, loss, self.loss)
-        self.fooled = self.fooled | fooled
+        self.fooled = self.fooled | (fooled & better)
 
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
@@ -112,4 +117,6 @@ def ascent(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, 
         logits = model(x)
         values = loss(logits, y)
         (gradient,) = torch.autograd.grad(values.sum(), x)
+    # A coordinate without a gradient must not stop the others: that would look like robustness.
+    gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return values.detach(), misclassified(logits.detach(), y), gradient

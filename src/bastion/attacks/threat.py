@@ -25,8 +25,13 @@ class Threat:
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
             raise BastionError(f"threat.norm: unknown norm '{self.norm}'{did_you_mean(str(self.norm), get_args(Norm))}")
-        if not 0 <= self.eps < math.inf:
+        number = isinstance(self.eps, int | float) and not isinstance(self.eps, bool)
+        if not (number and 0 <= self.eps < math.inf):
             raise BastionError(f"threat.eps: must be a number >= 0 in pixel units such as 8/255, got {self.eps!r}")
+        if self.norm == "linf" and self.eps > 1:
+            raise BastionError(
+                f"threat.eps: pixels are in [0, 1], so linf {self.eps:g} is no bound; {self.eps:g}/255 meant?"
+            )
 
     def scaled(self, factor: float) -> Threat:
         return replace(self, eps=self.eps * factor)
@@ -58,6 +63,7 @@ class Threat:
             return gradient.sign()
         flat = gradient.flatten(1)
         if self.norm == "l2":
+            flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-38)  # or the squares of small ones vanish
             return (flat / (length("l2", flat)[:, None] + 1e-12)).view(gradient.shape)
         pixels = x.flatten(1)
         stuck = ((flat > 0) & (pixels >= 1)) | ((flat < 0) & (pixels <= 0))
@@ -111,7 +117,7 @@ def project_l2(x0: Tensor, x: Tensor, eps: float) -> Tensor:
         if not rising.any():
             break
         t = torch.where(rising, climbed, t)  # rows that have arrived stay, however long the others take
-    return (x0 + v.sign() * torch.minimum(t.sqrt() * v.abs(), cap)).to(x0.dtype).clamp(0, 1)
+    return _inwards(x0, v.sign() * torch.minimum(t.sqrt() * v.abs(), cap))
 
 
 def project_l1(x0: Tensor, x: Tensor, eps: float) -> Tensor:

@@ -11,19 +11,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bastion.errors import BastionError
 
 _MOST_BYTES = 1 << 28  # a member; those of the data sets here have at most 150 MB
 
-# The one function that numpy's pickles call; its module moved in numpy 2, and the old name warns.
-_reconstruct = np.empty(0).__reduce__()[0]
 
+class _Array:
+    """Stands in for numpy's array while a pickle is read: takes bytes and a shape, and nothing else."""
+
+    def __init__(self, *_: Any) -> None:
+        self.pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, _, content = state
+        if not isinstance(kind, _Bytes) or not isinstance(content, bytes):
+            raise pickle.UnpicklingError("it holds an array that is not of bytes")
+        self.pixels = np.frombuffer(content, np.uint8).reshape(shape)
+
+
+class _Bytes:
+    """Stands in for numpy's dtype; only unsigned bytes are known."""
+
+    def __init__(self, kind: Any, *_: Any) -> None:
+        if kind not in (b"u1", "u1"):
+            raise pickle.UnpicklingError(f"it holds an array of {kind!r}")
+
+    def __setstate__(self, state: Any) -> None:
+        pass  # byte order and the like, which bytes have none of
+
+
+# All that a pickled array names. numpy's own would do more than make one: their arguments can forge pointers.
 _ALLOWED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Bytes,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
 }
 
 
@@ -52,12 +76,19 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickle(content: bytes, where: str) -> Any:
-    """The numpy arrays, numbers, strings, lists and dicts of a pickle; strings of Python 2 become bytes.
+    """The byte arrays, numbers, strings, lists and dicts of a pickle; strings of Python 2 become bytes.
 
-    An ordinary unpickler imports and calls whatever the file names. This one knows four names, and none of
-    them can do more than make an array.
+    An ordinary unpickler imports and calls whatever the file names. This one knows the names of an array, and
+    puts its own harmless classes in their place.
     """
     try:
-        return _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        return _plain(_Unpickler(io.BytesIO(content), encoding="bytes").load())
     except Exception as error:  # arbitrary bytes can make an unpickler raise anything
         raise BastionError(f"{where}: not a pickle of plain arrays: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """The value, or the values of a dict, with arrays in the place of their stand-ins."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return value.pixels if isinstance(value, _Array) else value

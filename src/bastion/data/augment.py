@@ -22,33 +22,38 @@ from bastion.types import Batch, DataSet
 Picture = Callable[[Image], Tensor]  # a stored picture to a float (C, H, W) in [0, 1]
 
 
-def training_transform(augment: Augment, data: DataSet) -> Picture:
+class TrainingTransform:
     """Crop, flip, jitter, policy and erasing, as the recipe says."""
-    height, width = data.shape[1:]
-    steps: list[Any] = create_transform(
-        input_size=(height, width),
-        is_training=True,
-        scale=augment.scale,
-        ratio=augment.ratio,
-        hflip=augment.hflip,
-        color_jitter=augment.color_jitter or None,  # 0 would still cost a tenth of a millisecond an image
-        auto_augment=augment.auto_augment,
-        interpolation="bicubic",
-        mean=data.mean,  # the fill colour of auto-augment; nothing is normalised here
-        normalize=False,
-    ).transforms
-    if augment.crop != "resized":
-        shift = [transforms.RandomCrop((height, width), padding=augment.padding)] if augment.crop == "pad" else []
-        steps = [_Fit(height, width), *shift, *steps[1:]]
-    erase = _Erase(augment.erasing, data) if augment.erasing > 0 else None
 
-    def apply(image: Image) -> Tensor:
-        for step in steps:
-            image = step(image)
-        x = torch.as_tensor(image).float() / 255
-        return erase(x) if erase else x
+    def __init__(self, augment: Augment, data: DataSet) -> None:
+        height, width = data.shape[1:]
+        try:
+            steps: list[Any] = create_transform(
+                input_size=(height, width),
+                is_training=True,
+                scale=augment.scale,
+                ratio=augment.ratio,
+                hflip=augment.hflip,
+                color_jitter=augment.color_jitter or None,  # 0 would still cost a tenth of a millisecond an image
+                auto_augment=augment.auto_augment,
+                interpolation="bicubic",
+                mean=data.mean,  # the fill colour of auto-augment; nothing is normalised here
+                normalize=False,
+            ).transforms
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            raise BastionError(f"augment: timm cannot make {augment}: {error or type(error).__name__}") from error
+        if augment.crop != "resized":
+            shift = [transforms.RandomCrop((height, width), padding=augment.padding)] if augment.crop == "pad" else []
+            steps = [_Fit(height, width), *shift, *steps[1:]]
+        self.steps = steps
+        self.erase = _Erase(augment.erasing, data) if augment.erasing > 0 else None
 
-    return apply
+    def __call__(self, image: Image) -> Tensor:
+        changed: Any = image
+        for step in self.steps:
+            changed = step(changed)
+        x = torch.as_tensor(changed).float() / 255
+        return self.erase(x) if self.erase else x
 
 
 class _Fit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,15 +55,26 @@ def training_batches(
     split: Split, transform: Picture, *, batch: int, seed: int, start: int, stop: int, workers: int = 0
 ) -> DataLoader[Batch]:
     """The batches of steps `start` … `stop` of a run."""
-    if len(split) < batch:
-        raise BastionError(f"batch: {batch} is more than the {len(split)} training images; make it smaller")
     return DataLoader(
         _Augmented(split, transform, seed),
         batch_sampler=_Order(len(split), batch, seed, start, stop),
         collate_fn=_as_is,
         num_workers=workers,
+        worker_init_fn=_ignore_signals,
         pin_memory=torch.cuda.is_available(),
     )
+
+
+def steps_per_epoch(split: Split, batch: int) -> int:
+    if len(split) < batch:
+        raise BastionError(f"batch: {batch} is more than the {len(split)} training images; make it smaller")
+    return len(split) // batch
+
+
+def _ignore_signals(_: int) -> None:
+    """A signal to the whole group is the trainer's to act on: it still needs its batches to save in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _as_is(batch: Any) -> Any:

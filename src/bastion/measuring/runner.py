@@ -7,7 +7,7 @@ worker count, order and interruptions change no bit.
 from __future__ import annotations
 
 import multiprocessing
-import re
+import pickle
 import signal
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -16,22 +16,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import bastion._torchvision  # noqa: F401  (a model that was sent to a worker process imports timm)
+
+# isort: split
 import torch
 from torch import Tensor, nn
 
-from bastion import rng, storage
+from bastion import rng
+from bastion.attacks import Threat
 from bastion.data import datasets
 from bastion.errors import BastionError, Interrupted
 from bastion.measuring import store
 from bastion.measuring.store import Column, Facts, ProbeStore
-from bastion.models import Classifier, checkpoint
+from bastion.measuring.subject import (
+    check_fit,
+    check_home,
+    device_of,
+    home_of,
+    identify,
+    name_of,
+    on_device,
+    one_thread,
+)
 from bastion.models.classifier import in_mode
-from bastion.models.load import best_device, load, locate
+from bastion.models.load import locate
 from bastion.probes import probes
-from bastion.probes.adversarial import Adversarial
 from bastion.progress import Advance, bar
 from bastion.recipe import Suite, load_suite
-from bastion.run import create_run, environment, version
+from bastion.run import create_run, environment
 from bastion.signals import StopRequest, stoppable
 from bastion.types import DataSet, Probe, Split
 
@@ -47,6 +59,7 @@ class Plan:
     split: str
     suite: Suite
     stores: Mapping[str, ProbeStore]
+    identity: Mapping[str, Any]  # what model and data must be in every process
     seed: int
     batch: int
     keep: int  # pictures are kept of so many first examples
@@ -71,16 +84,18 @@ def measure(
     Facts go to `folder`; without it to the model's own run, or to `runs/` under the model's name.
     """
     source = model if isinstance(model, nn.Module) else locate(model)
-    network = _on_device(source)
+    network = on_device(source)
     data_set = data if isinstance(data, DataSet) else datasets.build(data, "data")
     questions = suite if isinstance(suite, Suite) else load_suite(suite)
     asked = build_probes(questions)
-    n = _count(data_set, split, limit)
-    _check_fit(network, data_set)
-    home = create_run(_home(source, folder), seed)
-    identity = {**_identity(network, data_set, split), "seed": seed, "block": block, "batch": batch or block}
+    n = _count(data_set, split, limit, {"block": block, "batch": batch, "workers": workers, "keep": keep})
+    check_fit(network, data_set)
+    subject = identify(network, data_set, split)
+    home = create_run(home_of(source, folder), seed)
+    check_home(home, subject["weights"])
+    identity = {**subject, "seed": seed, "block": block, "batch": batch or block}
     stores = {label: ProbeStore.open(home, {**identity, "probe": repr(probe)}) for label, probe in asked.items()}
-    plan = Plan(source, data, split, questions, stores, seed, batch or block, keep)
+    plan = Plan(source, data, split, questions, stores, subject, seed, batch or block, keep)
     cut = store.blocks(n, block)
     todo = [(label, each) for label in asked for each in cut if not stores[label].has(each)]
     with stoppable() as stop, bar(f"measuring {home.name}", n * len(asked)) as advance:
@@ -88,17 +103,17 @@ def measure(
         if min(workers, len(todo)) > 1:
             _in_processes(plan, todo, min(workers, len(todo)), stop, advance)
         else:
-            _in_this_process(Worker(plan, network, data_set), todo, stop, advance)
+            _in_this_process(plan, network, data_set, todo, stop, advance)
     about = {
         **environment(seed),
         **identity,
-        "model": home.name,
+        "model": name_of(source),
         "classes": list(data_set.classes),
         "suite": "custom" if isinstance(suite, Suite) else Path(suite).stem,
         "n": n,
         "probes": {label: each.folder.name for label, each in stores.items()},
         "described": {label: repr(probe) for label, probe in asked.items()},
-        "threats": {label: asdict(probe.threat) for label, probe in asked.items() if isinstance(probe, Adversarial)},
+        "threats": {label: asdict(threat) for label, probe in asked.items() if (threat := _threat(probe))},
     }
     return store.read_measurement(home, store.write_measurement(home, about))
 
@@ -124,9 +139,9 @@ class Worker:
     def _ask(self, label: str, positions: list[int]) -> dict[str, Tensor]:
         batch = self.split.batch(positions).check(self.num_classes, f"measure, probe '{label}'")
         with in_mode(self.model, training=False), rng.preserved():
-            rng.reseed("measure", self.plan.seed, label, positions[0])  # for models that draw random numbers
-            device = next(iter(self.model.state_dict().values()), batch.x).device
-            answer = self.probes[label](self.model, batch.to(device), seed=self.plan.seed)
+            # For models that draw random numbers. The label has no part in it: suites share facts.
+            rng.reseed("measure", self.plan.seed, repr(self.probes[label]), positions[0])
+            answer = self.probes[label](self.model, batch.to(device_of(self.model)), seed=self.plan.seed)
         for name, column in answer.items():
             if len(column) != len(positions):
                 raise BastionError(f"probe '{label}': '{name}' has {len(column)} rows for {len(positions)} examples")
@@ -134,43 +149,52 @@ class Worker:
 
     def _pictures(self, block: range, columns: Mapping[str, Tensor]) -> dict[str, Column]:
         count = max(0, min(self.plan.keep - block.start, len(block)))
-        kept = {name: column[:count] for name, column in columns.items() if column.ndim > 1}
-        return {name: column.numpy() for name, column in kept.items()} if count else {}
+        kept = {name: column[:count].numpy() for name, column in columns.items() if column.ndim > 1}
+        return {**kept, "index": columns["index"][:count].numpy()} if kept and count else {}
 
 
-def _in_this_process(worker: Worker, todo: list[Task], stop: StopRequest, advance: Advance) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+def _in_this_process(
+    plan: Plan, model: nn.Module, data: DataSet, todo: list[Task], stop: StopRequest, advance: Advance
+) -> None:
+    worker = Worker(plan, model, data)
+    with one_thread():
         for position, task in enumerate(todo):
             if stop:
                 raise _interrupted(stop, position, len(todo))
             advance(worker(task), note=task[0])
-    finally:
-        torch.set_num_threads(threads)
 
 
-_worker: Worker  # one per worker process
+_worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
 
 
 def _start(plan: Plan) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
     global _worker
+    try:
+        _worker = _make_worker(plan)
+    except BastionError as error:
+        _worker = error
+    except Exception as error:
+        _worker = BastionError(f"measure: a worker process could not start: {type(error).__name__}: {error}")
+
+
+def _make_worker(plan: Plan) -> Worker:
+    model = on_device(plan.model)
     data = plan.data if isinstance(plan.data, DataSet) else datasets.build(plan.data, "data")
-    _worker = Worker(plan, _on_device(plan.model), data)
-
-
-def _on_device(model: nn.Module | Path) -> nn.Module:
-    """A model that was given stays where it is."""
-    return model if isinstance(model, nn.Module) else load(model).to(best_device())
+    if identify(model, data, plan.split) != plan.identity:
+        raise BastionError("measure: model or data changed on the disk while they were measured; measure again")
+    return Worker(plan, model, data)
 
 
 def _work(task: Task) -> int:
+    if isinstance(_worker, BastionError):
+        raise _worker
     return _worker(task)
 
 
 def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest, advance: Advance) -> None:
+    _check_portable(plan)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _start, (plan,))
     try:
@@ -183,8 +207,8 @@ def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest,
                 advance(future.result(), note=label)
     except BrokenProcessPool as error:
         raise BastionError(
-            "measure: a worker process died (killed, or out of memory); finished blocks are stored: run the same "
-            "command again to go on, with fewer --workers or a smaller --batch if memory ran out"
+            "measure: a worker process died: killed, out of memory, or started from a script that calls bastion "
+            'outside of `if __name__ == "__main__":`; finished blocks are stored: run again to go on, or with workers=1'
         ) from error
     finally:
         # Whatever is half done is thrown away: a block is stored whole or not at all.
@@ -204,44 +228,26 @@ def build_probes(suite: Suite) -> dict[str, Probe]:
     return {label: probes.build(spec.plain(), f"probes.{label}") for label, spec in suite.probes.items()}
 
 
-def _count(data: DataSet, split: str, limit: int | None) -> int:
+def _check_portable(plan: Plan) -> None:
+    """What cannot be sent to another process is told here, not in the middle of starting one."""
+    try:
+        pickle.dumps(plan)
+    except Exception as error:
+        raise BastionError(
+            f"measure: this model or data cannot be sent to worker processes ({error}); use workers=1"
+        ) from error
+
+
+def _threat(probe: Probe) -> Threat | None:
+    threat = getattr(probe, "threat", None)
+    return threat if isinstance(threat, Threat) else None
+
+
+def _count(data: DataSet, split: str, limit: int | None, sizes: Mapping[str, int | None]) -> int:
     if split not in ("train", "val", "test"):
         raise BastionError(f"split: expected train, val or test, got '{split}'")
-    if limit is not None and limit < 1:
-        raise BastionError(f"limit: must be at least 1, got {limit}")
+    for name, size in {**sizes, "limit": limit}.items():
+        if size is not None and size < (0 if name == "keep" else 1):
+            raise BastionError(f"{name}: must be at least 1, got {size}")
     available = len(getattr(data, split))
     return min(limit or available, available)
-
-
-def _check_fit(model: nn.Module, data: DataSet) -> None:
-    if not isinstance(model, Classifier):
-        return  # a network of the user's own: its logits are checked by what comes out
-    if model.num_classes != len(data.classes):
-        raise BastionError(
-            f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; "
-            "measure it on the data it was trained for"
-        )
-    model.check_input(data.shape, f"measure on {data.name}")
-
-
-def _identity(model: nn.Module, data: DataSet, split: str) -> dict[str, Any]:
-    """What facts depend on, besides the probe, the seed and how examples are cut."""
-    known = isinstance(model, Classifier) and model.spec
-    network = [model.spec, model.shape, model.resize] if known else repr(model)
-    return {
-        "weights": checkpoint.digest(model),
-        "network": storage.fingerprint(network),
-        "data": {"name": data.name, "fingerprint": data.fingerprint},
-        "split": split,
-        "version": version("bastion"),
-    }
-
-
-def _home(source: nn.Module | Path, folder: str | Path | None) -> Path:
-    if folder is not None:
-        return Path(folder)
-    if isinstance(source, nn.Module):
-        return Path("runs") / f"{type(source).__name__.lower()}-{checkpoint.digest(source)[:8]}"
-    if source.name == "model" and (source.parent / "provenance.json").is_file():
-        return source.parent
-    return Path("runs") / re.sub(r"[^\w.-]+", "-", source.name)

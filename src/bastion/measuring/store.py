@@ -16,6 +16,7 @@ import numpy as np
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, estimate
+from bastion.recipe import WORST_CASE
 from bastion.run import Run
 
 Column = np.ndarray[Any, Any]
@@ -92,7 +93,7 @@ class Facts:
         labels = [label for label in self.labels if f"{label}/{CORRECT}" in self.columns]
         result = {label: estimate(self.correct(label)) for label in labels}
         if len(labels) > 1:
-            result["worst case"] = estimate(np.logical_and.reduce([self.correct(label) for label in labels]))
+            result[WORST_CASE] = estimate(np.logical_and.reduce([self.correct(label) for label in labels]))
         return result
 
     def estimates(self) -> dict[str, Estimate]:
@@ -121,6 +122,8 @@ def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:
 
 def read_measurement(run: Run, path: Path) -> Facts:
     about = storage.read_json(path)
+    if not isinstance(about, dict) or not {"probes", "n", "block", "created"} <= about.keys():
+        raise BastionError(f"{path}: not a measurement; remove it and measure again")
     columns: dict[str, Column] = {}
     for label, folder in about["probes"].items():
         part = ProbeStore(run.facts / folder).read(blocks(about["n"], about["block"]))

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as encode
 from torch import Tensor
 
 from bastion import rng, storage
@@ -17,7 +19,7 @@ from bastion.errors import BastionError
 from bastion.models import Classifier, models
 from bastion.models.classifier import Resize
 
-WEIGHTS, CARD = "model.safetensors", "card.json"
+CARD = "card.json"
 
 
 class Card(BaseModel):
@@ -30,7 +32,7 @@ class Card(BaseModel):
     shape: tuple[int, int, int]
     resize: Resize | None = None
     parameters: int
-    weights: str  # `digest` of the model
+    weights: str = Field(pattern="^[0-9a-f]{64}$")  # `digest` of the model; names the file
     about: dict[str, Any] = {}
 
 
@@ -48,17 +50,20 @@ def build(
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     with rng.preserved():
         rng.reseed("model", seed)
-        return Classifier(models.build(spec, path), mean, std, spec=spec, shape=shape, resize=resize)
+        try:
+            backbone = models.build(spec, path)
+        except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+            raise BastionError(f"{path}: {spec} cannot be built: {error or type(error).__name__}") from error
+        return Classifier(backbone, mean, std, spec=spec, shape=shape, resize=resize)
 
 
 def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None) -> None:
     """Write weights and card. `about` is free: where the model comes from, what it reached."""
     if model.spec is None:
         raise BastionError(f"{folder}: this model was not built from a spec, so no card could rebuild it")
-    folder = Path(folder)
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    with storage.atomic(folder / WEIGHTS) as temporary:
-        save_file(weights, temporary)
+    folder, weights = Path(folder), digest(model)
+    state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+    storage.write_bytes(weights_file(folder, weights), encode(state))
     card = Card(
         format=1,
         model=model.spec,
@@ -67,10 +72,17 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
         shape=model.shape,
         resize=model.resize,
         parameters=sum(p.numel() for p in model.parameters()),
-        weights=digest(model),
+        weights=weights,
         about=dict(about or {}),
     )
+    # The card names its weights, so writing it is the one moment at which the new model takes the old one's place.
     storage.write_json(folder / CARD, card.model_dump(mode="json"))
+    for other in set(folder.glob("*.safetensors")) - {weights_file(folder, weights)}:
+        other.unlink(missing_ok=True)
+
+
+def weights_file(folder: Path, weights: str) -> Path:
+    return folder / f"{weights[:16]}.safetensors"
 
 
 def read_card(folder: Path) -> Card:
@@ -91,9 +103,10 @@ def load(folder: Path) -> Classifier:
     card = read_card(folder)
     where = f"{folder / CARD}: model"
     model = build(card.model, mean=card.mean, std=card.std, shape=card.shape, resize=card.resize, path=where)
-    load_weights(model, folder / WEIGHTS)
+    path = weights_file(folder, card.weights)
+    load_weights(model, path)
     if digest(model) != card.weights:
-        raise BastionError(f"{folder}: weights and card do not belong together, or one is damaged; get both again")
+        raise BastionError(f"{path}: damaged, or not the weights that the card tells of; get both again")
     return model.eval()
 
 
@@ -125,11 +138,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """SHA-256 over names, shapes and bytes of all weights: what the model computes, not where it came from."""
-    parts: list[Any] = []
-    for name, tensor in sorted(model.state_dict().items()):
-        parts += [
-            f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(),
-            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(),
-        ]
-    return storage.sha256(*parts)
+    """SHA-256 over names, types, shapes and bytes of all weights."""
+    return digest_tensors(model.state_dict())
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    return storage.digest({name: _bytes(tensor) for name, tensor in tensors.items()})
+
+
+def _bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """(…, itemsize) uint8: numpy has no bfloat16."""
+    plain = tensor.detach().cpu().contiguous()
+    return plain.unsqueeze(-1).view(torch.uint8).numpy()

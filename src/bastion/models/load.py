@@ -34,7 +34,7 @@ def locate(name: str | Path) -> Path:
     if (path / "provenance.json").is_file():
         raise BastionError(f"{path}: this run has no model yet; finish it with `bastion train … --run {path} --resume`")
     if path.is_file():
-        raise BastionError(f"{path}: is a file; give the folder with {checkpoint.WEIGHTS} and {checkpoint.CARD}")
+        raise BastionError(f"{path}: is a file; give the folder with the weights and {checkpoint.CARD}")
     raise BastionError(
         f"no model '{name}': not a run, not a folder with {checkpoint.CARD}, not zoo/NAME (see `bastion list zoo`)"
     )

@@ -18,11 +18,14 @@ from bastion.models.classifier import Backbone
 @models.register("timm/*")
 def timm_model(name: str, /, *, num_classes: int = 1000, in_chans: int = 3, **options: Any) -> Backbone:
     """A timm model with random weights."""
+    for refused in ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"):
+        if refused in options:  # they make timm fetch and read files: a card or recipe from a stranger may not
+            raise BastionError(f"model.{refused}: not allowed; weights come from a bastion checkpoint")
     if not timm.is_model(name):
         raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
     try:
         network: nn.Module = timm.create_model(name, num_classes=num_classes, in_chans=in_chans, **options)
-    except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise BastionError(f"model: timm cannot make '{name}' with {options}: {error}") from error
     size = options.get("img_size") or timm.get_pretrained_cfg_value(name, "input_size")[1:]
     height, width = (size, size) if isinstance(size, int) else size

@@ -1,4 +1,4 @@
-"""Does the classification survive an attack? The attack proposes; success and budget are judged here."""
+"""Does the classification survive an attack?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion.attacks import Attack, Threat
-from bastion.attacks.losses import misclassified
+from bastion.attacks.judge import judge
 from bastion.probes import probes
 from bastion.types import Batch
 
@@ -25,20 +25,13 @@ class Adversarial:
     attack: Attack
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
-        with torch.no_grad():
-            alive = ~misclassified(model(batch.x), batch.y)
-        x = batch.x.clone()
-        if alive.any():
-            x[alive] = self.attack(model, batch.select(alive), self.threat, seed=seed).to(x.dtype)
-        inside = self.threat.contains(batch.x, x)
-        with torch.no_grad():
-            logits = model(x)
-        fooled = alive & inside & misclassified(logits, batch.y)
+        verdict = judge(model, batch, self.attack, self.threat, seed=seed)
+        distance = self.threat.distance(batch.x, verdict.x)
         return {
-            "correct": alive & ~fooled,
-            "in_budget": inside,
-            "distance": torch.where(fooled, self.threat.distance(batch.x, x), torch.nan).float(),
-            "prediction": logits.argmax(1),
+            "correct": verdict.clean & ~verdict.fooled,
+            "in_budget": verdict.inside,
+            "distance": torch.where(verdict.fooled, distance, torch.nan).float(),
+            "prediction": verdict.prediction,
             "clean": batch.x,
-            "adversarial": x,
+            "adversarial": verdict.x,
         }

@@ -50,12 +50,15 @@ def galleries(subject: Subject) -> list[Gallery]:
             if folder in found or not attacked(facts, label):
                 continue
             if pictures := read_pictures(subject.run, facts, label):
-                found[folder] = _gallery(facts, label, pictures["clean"], pictures["adversarial"])
+                found[folder] = _gallery(facts, label, pictures)
     return list(found.values())
 
 
-def _gallery(facts: Facts, label: str, clean: Column, adversarial: Column) -> Gallery:
-    fact = {name: facts.columns[f"{label}/{name}"][: len(clean)] for name in _FACTS}
+def _gallery(facts: Facts, label: str, pictures: Mapping[str, Column]) -> Gallery:
+    clean, adversarial = pictures["clean"], pictures["adversarial"]
+    position = {number: row for row, number in enumerate(facts.columns[f"{label}/index"].tolist())}
+    rows = [position[number] for number in pictures["index"].tolist()]
+    fact = {name: facts.columns[f"{label}/{name}"][rows] for name in _FACTS}
     fact["before"] = clean_predictions(fact)
     threat = facts.about.get("threats", {}).get(label)
     chosen = choose(fact["before"] == fact["label"])

@@ -48,7 +48,7 @@ class Log:
         for name in ("clean", "robust"):
             if f"val_{name}" in record:
                 words.append(f"{name} {100 * record[f'val_{name}']:.1f} %")
-        console.print("  ".join(words))
+        console.print("  ".join(words), markup=False)
         self.since = time.monotonic()
 
     def _to_board(self, group: str, record: dict[str, Any]) -> None:

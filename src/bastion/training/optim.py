@@ -23,9 +23,11 @@ def make_optimizer(model: Classifier, objective: Objective, settings: recipe.Opt
     )
     if own := list(objective.parameters()):
         groups.append({"params": own, "weight_decay": settings.weight_decay})
+    plain = settings.name == "sgd" and settings.momentum == 0  # Nesterov needs a momentum
+    name = "momentum" if plain else settings.name  # timm's word for SGD without Nesterov
     special = {"betas": settings.betas} if settings.name == "adamw" else {"momentum": settings.momentum}
     optimizer: Optimizer = create_optimizer_v2(
-        groups, opt=settings.name, lr=settings.lr, weight_decay=settings.weight_decay, **special
+        groups, opt=name, lr=settings.lr, weight_decay=settings.weight_decay, **special
     )
     return optimizer
 
@@ -33,7 +35,7 @@ def make_optimizer(model: Classifier, objective: Objective, settings: recipe.Opt
 def make_schedule(optimizer: Optimizer, settings: recipe.Schedule, steps_per_epoch: int) -> CosineLRScheduler:
     """A pure function of the step: `schedule.step_update(step)` sets the rate, and nothing needs to be stored."""
     total = settings.epochs * steps_per_epoch
-    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)
+    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)  # rounding alone may fill the whole
     return CosineLRScheduler(
         optimizer,
         t_initial=total - warmup,

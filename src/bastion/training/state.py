@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from bastion import storage
 from bastion.errors import BastionError
+from bastion.models.checkpoint import digest_tensors
 
 
 def save_state(path: Path, state: Any) -> None:
     """Write nested dicts, lists and tuples of tensors and plain values, atomically."""
     tensors: dict[str, Tensor] = {}
     skeleton = json.dumps(_pack(state, tensors))
-    with storage.atomic(path) as temporary:
-        save_file(tensors, temporary, metadata={"state": skeleton})
+    storage.write_bytes(path, save(tensors, {"state": skeleton, "sha256": digest_tensors(tensors)}))
 
 
 def load_state(path: Path) -> Any:
@@ -28,7 +28,10 @@ def load_state(path: Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return _unpack(json.loads(file.metadata()["state"]), tensors)
+            metadata = file.metadata()
+            if metadata["sha256"] != digest_tensors(tensors):
+                raise ValueError("its bytes do not match its SHA-256")
+            return _unpack(json.loads(metadata["state"]), tensors)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BastionError(f"{path}: corrupt or truncated ({error}); an earlier checkpoint may be whole") from error
 

@@ -7,7 +7,7 @@ that is stopped anywhere and resumed ends with the same bits as one that was not
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,18 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import Threat, attacks
+from bastion.attacks.judge import judge
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
-from bastion.data.augment import mixing, training_transform
-from bastion.data.loader import training_batches
+from bastion.data.augment import TrainingTransform, mixing
+from bastion.data.loader import steps_per_epoch, training_batches
 from bastion.errors import BastionError, Interrupted
 from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
+from bastion.models.classifier import in_mode
 from bastion.models.load import best_device
 from bastion.progress import bar, console
-from bastion.recipe import Recipe, Stats, load_recipe
+from bastion.recipe import Recipe, Stats, differences, load_recipe
 from bastion.registry import bind
 from bastion.run import Run, create_run
 from bastion.signals import StopRequest, stoppable
@@ -49,6 +51,8 @@ def train(
     resume: bool = False,
 ) -> Run:
     """Train a recipe in a run directory; by default `runs/NAME-HASH`."""
+    if isinstance(recipe, Recipe) and changes:
+        raise BastionError("train: `changes` go with the name of a recipe; a Recipe is what it is")
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
     run = Run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}")
@@ -62,8 +66,8 @@ def train(
     return run
 
 
-def check(recipe: Recipe) -> Objective:
-    """Raise what is wrong with the recipe, before anything is loaded or written."""
+def build_objective(recipe: Recipe) -> Objective:
+    """The objective. All else that the recipe names is checked too, before anything is loaded or written."""
     datasets.check(recipe.data.plain(), "data")
     model_families.check(recipe.model.plain(), "model")
     objective = objectives.build(recipe.objective.plain(), "objective")
@@ -79,15 +83,16 @@ class Trainer:
     def __init__(self, recipe: Recipe, run: Run) -> None:
         self.recipe, self.run = recipe, run
         self.device = best_device()
-        self.objective = check(recipe).to(self.device)
+        self.objective = build_objective(recipe).to(self.device)
         self.data: DataSet = datasets.build(recipe.data.plain(), "data")
         self.split = _limited(self.data.train, recipe.train_limit)
         self.model = build_model(recipe, self.data).to(self.device)
         self.optimizer = make_optimizer(self.model, self.objective, recipe.optimizer)
-        self.steps_per_epoch = max(1, len(self.split) // recipe.batch)
+        self.steps_per_epoch = steps_per_epoch(self.split, recipe.batch)
         self.total_steps = recipe.schedule.epochs * self.steps_per_epoch
         self.schedule = make_schedule(self.optimizer, recipe.schedule, self.steps_per_epoch)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
+        self.transform = TrainingTransform(recipe.augment, self.data)
         self.mix = mixing(recipe.augment, len(self.data.classes), recipe.batch)
         self.step = 0  # how many steps are done
         self.best = -1.0  # the validation score of the model that is kept
@@ -112,19 +117,21 @@ class Trainer:
                 if stop:
                     raise self.interrupted(stop)
                 advance()
+            if not (self.run.model / checkpoint.CARD).is_file():  # lost after the last step
+                self.end_epoch(log)
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step on, mixed if the recipe says so."""
         loader = training_batches(
             self.split,
-            training_transform(self.recipe.augment, self.data),
+            self.transform,
             batch=self.recipe.batch,
             seed=self.recipe.seed,
             start=self.step,
             stop=self.total_steps,
             workers=self.recipe.workers,
         )
-        for batch in loader:
+        for batch in _told_plainly(loader):
             batch = batch.to(self.device).check(len(self.data.classes), f"training step {self.step}")
             with self.random("mix"):
                 batch = self.mix(batch)
@@ -145,7 +152,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         losses.total.backward()  # type: ignore[no-untyped-call]
         limit = self.recipe.optimizer.clip_grad
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit or torch.inf)
+        learnt = [*self.model.parameters(), *self.objective.parameters()]
+        norm = nn.utils.clip_grad_norm_(learnt, limit or torch.inf)
         if not (losses.total.isfinite() and norm.isfinite()):
             raise self.diverged(losses.total.item(), norm.item())
         self.optimizer.step()
@@ -181,7 +189,7 @@ class Trainer:
         record: dict[str, Any] = {"step": self.step, "epoch": epoch}
         if epoch % settings.every == 0 or last:
             record |= self.validate()
-            score = record.get("val_robust", record["val_clean"])
+            score = record.get("val_robust", record.get("val_clean", 0.0))
             if settings.choose == "last" or score > self.best:
                 self.best = score
                 checkpoint.save(
@@ -195,17 +203,20 @@ class Trainer:
         """Clean and, if the recipe names an attack, robust accuracy on the validation split."""
         settings, model = self.recipe.validate_, self.kept()
         split = _limited(self.data.val, settings.limit)
+        if not len(split):  # data with a handful of images a class have none to spare
+            return {"val_n": 0}
         attack = attacks.build(settings.attack.plain(), "validate.attack") if settings.attack else None
         threat = _validation_threat(self.recipe, self.objective) if attack else None
-        model.eval()
         clean, robust = 0, 0
-        for start in range(0, len(split), 256):
-            batch = split.batch(range(start, min(start + 256, len(split)))).to(self.device)
-            right = ~_wrong(model, batch.x, batch.y)
-            clean += int(right.sum())
-            if attack and threat:
-                x = attack(model, batch, threat, seed=self.recipe.seed)
-                robust += int((right & ~_wrong(model, x, batch.y)).sum())
+        with in_mode(model, training=False):
+            for start in range(0, len(split), 256):
+                batch = split.batch(range(start, min(start + 256, len(split)))).to(self.device)
+                if attack and threat:
+                    verdict = judge(model, batch, attack, threat, seed=self.recipe.seed)
+                    clean += int(verdict.clean.sum())
+                    robust += int((verdict.clean & ~verdict.fooled).sum())
+                else:
+                    clean += int((~_wrong(model, batch)).sum())
         record = {"val_n": len(split), "val_clean": clean / len(split)}
         return {**record, "val_robust": robust / len(split)} if attack else record
 
@@ -219,6 +230,7 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint of everything that is not a function of recipe and step; older ones are removed."""
         state = {
+            "of": self.belonging(),
             "step": self.step,
             "best": self.best,
             "model": self.model.state_dict(),
@@ -228,23 +240,27 @@ class Trainer:
         }
         save_state(self.run.checkpoints / f"step-{self.step:09d}.safetensors", state)
         for old in sorted(self.run.checkpoints.glob("step-*.safetensors"))[: -self.recipe.checkpoint.keep]:
-            old.unlink()
+            old.unlink(missing_ok=True)
+
+    def belonging(self) -> dict[str, Any]:
+        """What a checkpoint must agree on to be gone on from."""
+        return {"recipe": self.recipe.hash(), "data": self.data.fingerprint, "steps_per_epoch": self.steps_per_epoch}
 
     def restore(self) -> None:
         """Go back to the newest checkpoint that is whole, if there is one."""
-        for path in sorted(self.run.checkpoints.glob("step-*.safetensors"), reverse=True):
+        paths = sorted(self.run.checkpoints.glob("step-*.safetensors"), reverse=True)
+        for path in paths:
             try:
                 state = load_state(path)
             except BastionError as error:
-                console.print(f"[yellow]{error}; trying the one before it[/]")
-                self.run.log(
-                    {
-                        "kind": "event",
-                        "step": 0,
-                        "message": f"{path.name} is damaged; the one before it is used",
-                    }
-                )
+                console.print(f"{error}; trying the one before it", markup=False, style="yellow")
+                message = f"{path.name} is damaged; the one before it is used"
+                self.run.log({"kind": "event", "step": 0, "message": message})
+                path.rename(path.with_suffix(".damaged"))  # or it would be taken for the newest
                 continue
+            if state["of"] != self.belonging():
+                changed = "; ".join(differences(state["of"], self.belonging()))
+                raise BastionError(f"{path}: is of other data or another recipe ({changed}); use another --run")
             self.model.load_state_dict(state["model"])
             self.objective.load_state_dict(state["objective"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -254,6 +270,8 @@ class Trainer:
             self.run.rewind_log(self.step)
             self.run.log({"kind": "event", "step": self.step, "message": f"resumed at step {self.step}"})
             return
+        if paths:
+            raise BastionError(f"{self.run.checkpoints}: no checkpoint is whole; restore one, or use another --run")
         self.run.rewind_log(0)
 
     @contextmanager
@@ -289,7 +307,11 @@ def build_model(recipe: Recipe, data: DataSet) -> Classifier:
         mean, std = data.mean, data.std
     else:
         mean, std = (0.0,) * data.shape[0], (1.0,) * data.shape[0]
-    spec = {"num_classes": len(data.classes), "in_chans": data.shape[0], **recipe.model.plain()}
+    given = {"num_classes": len(data.classes), "in_chans": data.shape[0]}
+    spec = {**given, **recipe.model.plain()}
+    for key, value in given.items():
+        if spec[key] != value:
+            raise BastionError(f"model.{key}: {data.name} has {value}, the recipe says {spec[key]}; leave it out")
     model = checkpoint.build(spec, mean=mean, std=std, shape=data.shape, resize=recipe.resize, seed=recipe.seed)
     model.check_input(data.shape, f"model on {data.name}")
     return model
@@ -309,9 +331,18 @@ def _limited(split: Split, limit: int | None) -> Split:
     return split if limit is None or limit >= len(split) else split.subset(range(limit))
 
 
-def _wrong(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def _wrong(model: nn.Module, batch: Batch) -> Tensor:
     with torch.no_grad():
-        return misclassified(model(x), y)
+        return misclassified(model(batch.x), batch.y)
+
+
+def _told_plainly(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """A loading process wraps its error in a page of text, of which the last line is the error."""
+    try:
+        yield from loader
+    except BastionError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise BastionError(last.partition("BastionError: ")[2] or last) from error
 
 
 def _accuracy(logits: Tensor, y: Tensor) -> float:

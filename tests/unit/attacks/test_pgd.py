@@ -190,6 +190,9 @@ def test_a_fooled_iterate_is_preferred_to_a_higher_loss() -> None:
         ({"name": "pgd", "steps": -1}, "need steps >= 0"),
         ({"name": "pgd", "step": 0.1, "rel_step": 0.1}, "not both"),
         ({"name": "pgd", "sparsity": 0}, "sparsity is a share"),
+        ({"name": "pgd", "step": -0.1}, "a step must be longer than 0"),
+        ({"name": "pgd", "rel_step": 0}, "a step must be longer than 0"),
+        ({"name": "pgd", "keep": "last", "restarts": 5}, "it takes no 5 restarts"),
     ],
 )
 def test_bad_settings_are_refused_with_their_path(spec: dict[str, object], message: str) -> None:
@@ -200,3 +203,27 @@ def test_bad_settings_are_refused_with_their_path(spec: dict[str, object], messa
 def test_an_attack_is_its_own_record() -> None:
     attack = attacks.build({"name": "pgd", "steps": 7, "rel_step": 0.5})
     assert eval(repr(attack)) == attack
+
+
+class Broken(nn.Module):
+    """A linear model whose gradient at one pixel is NaN, though its logits are not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        corner = x[:, 0, 0, 0]
+        return self.model(x) + 0 * (corner - corner.detach()).sqrt()[:, None]
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=ids)
+def test_a_gradient_that_is_nan_somewhere_does_not_look_like_robustness(
+    make_linear: MakeLinear, threat: Threat
+) -> None:
+    model, batch = make_linear(classes=2, n=64)
+    attack = PGD(steps=20)
+    fooled = misclassified(model(attack(model, batch, threat, seed=0)), batch.y)
+    broken = misclassified(model(attack(Broken(model), batch, threat, seed=0)), batch.y)
+    assert fooled.sum() > 5
+    assert broken.sum() >= 0.9 * fooled.sum()

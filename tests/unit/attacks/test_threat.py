@@ -157,6 +157,8 @@ def test_random_points_fill_the_ball_uniformly() -> None:
         ("linf", -0.1, "threat.eps: must be a number >= 0"),
         ("linf", math.nan, "threat.eps: must be a number >= 0"),
         ("linf", math.inf, "threat.eps: must be a number >= 0"),
+        ("linf", 8, "linf 8 is no bound; 8/255 meant"),
+        ("linf", "8/255", "threat.eps: must be a number >= 0"),
         ("l-inf", 0.1, "unknown norm 'l-inf'; did you mean 'linf'"),
         ("l0", 0.1, "unknown norm 'l0'"),
     ],
@@ -164,3 +166,23 @@ def test_random_points_fill_the_ball_uniformly() -> None:
 def test_impossible_threats_are_refused(norm: str, eps: float, message: str) -> None:
     with pytest.raises(BastionError, match=message):
         Threat(norm, eps)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+@pytest.mark.parametrize("size", [32, 224])
+def test_many_equal_roundings_do_not_add_up_past_the_radius(norm: str, size: int) -> None:
+    """A flat image moved by the same amount everywhere rounds the same way in every pixel."""
+    x0 = torch.full((1, 3, size, size), 0.7)
+    x0[:, :, : size // 3] = 0.1
+    for eps in torch.linspace(0.1, 5, 30).tolist():
+        threat = Threat(norm, eps)
+        assert threat.contains(x0, threat.project(x0, x0 + torch.ones_like(x0) * 0.2)).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e-30])
+def test_a_small_gradient_makes_no_small_step(scale: float) -> None:
+    """A confident model's gradients vanish in float32, and their squares long before."""
+    g, x = scale * torch.randn(4, 3, 8, 8), torch.full((4, 3, 8, 8), 0.5)
+    for threat in THREATS:
+        step = threat.direction(g, x)
+        assert torch.allclose(threat.distance(torch.zeros_like(step), step).float(), torch.ones(4))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bastion import BastionError, rng
-from bastion.data.augment import mixing, training_transform
+from bastion.data.augment import TrainingTransform, mixing
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
 
@@ -17,7 +17,7 @@ ALL = Augment(crop="resized", color_jitter=0.4, auto_augment="rand-m9-mstd0.5-in
 def _draw(data: DataSet, augment: Augment, seed: int, position: int = 0) -> torch.Tensor:
     with rng.preserved():
         rng.reseed("test", seed)
-        return training_transform(augment, data)(data.train.image(position))
+        return TrainingTransform(augment, data)(data.train.image(position))
 
 
 def test_without_augmentation_a_training_image_is_the_measured_one(tiny_data: DataSet) -> None:
@@ -61,7 +61,7 @@ def test_pictures_of_other_sizes_are_fitted(tiny_data: DataSet) -> None:
 
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8))
     for crop in ("pad", "none", "resized"):
-        assert training_transform(Augment(crop=crop), tiny_data)(picture).shape == (3, 8, 8)
+        assert TrainingTransform(Augment(crop=crop), tiny_data)(picture).shape == (3, 8, 8)
 
 
 def test_mixing_makes_soft_labels_that_sum_to_one(tiny_data: DataSet) -> None:

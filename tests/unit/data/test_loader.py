@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from bastion import BastionError
-from bastion.data.augment import training_transform
-from bastion.data.loader import training_batches
+from bastion.data.augment import TrainingTransform
+from bastion.data.loader import steps_per_epoch, training_batches
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
 
 
 def _batches(data: DataSet, start: int = 0, stop: int = 6, workers: int = 0, seed: int = 0) -> list[Batch]:
-    transform = training_transform(Augment(), data)
+    transform = TrainingTransform(Augment(), data)
     return list(training_batches(data.train, transform, batch=16, seed=seed, start=start, stop=stop, workers=workers))
 
 
@@ -57,4 +57,5 @@ def test_an_image_is_augmented_anew_in_each_epoch(tiny_data: DataSet) -> None:
 
 def test_a_batch_larger_than_the_data_is_an_error(tiny_data: DataSet) -> None:
     with pytest.raises(BastionError, match="batch: 64 is more than the 48 training images"):
-        training_batches(tiny_data.train, training_transform(Augment(), tiny_data), batch=64, seed=0, start=0, stop=1)
+        steps_per_epoch(tiny_data.train, 64)
+    assert steps_per_epoch(tiny_data.train, 13) == 3

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bastion import BastionError, load
+from bastion import BastionError, load, storage
 from bastion.models import Classifier, checkpoint
 
 SPEC = {"name": "vit/micro", "stem": [8, 16], "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -21,6 +21,11 @@ SPEC = {"name": "vit/micro", "stem": [8, 16], "embed_dim": 16, "depth": 1, "num_
 
 def _build(seed: int = 0) -> Classifier:
     return checkpoint.build(SPEC, mean=(0.5,) * 3, std=(0.25,) * 3, seed=seed)
+
+
+def weights_of(folder: Path) -> Path:
+    (path,) = folder.glob("*.safetensors")
+    return path
 
 
 @pytest.fixture
@@ -35,6 +40,38 @@ def test_saved_models_come_back_bit_for_bit(saved: Path) -> None:
     assert not loaded.training
     assert torch.equal(loaded(x), _build().eval()(x))
     assert json.loads((saved / "card.json").read_text())["about"] == {"note": "for a test"}
+
+
+def test_until_the_card_is_written_the_old_model_stands(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "write_json", crash)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(_build(seed=5), saved)
+    assert checkpoint.digest(load(saved)) == checkpoint.digest(_build())
+    monkeypatch.undo()
+    checkpoint.save(_build(seed=6), saved)
+    assert checkpoint.digest(load(saved)) == checkpoint.digest(_build(seed=6))
+    assert len(list(saved.iterdir())) == 2
+
+
+def test_tied_weights_are_saved_and_loaded(saved: Path) -> None:
+    model = _build()
+    model.network.fc_norm.weight = model.network.blocks[0].norm1.weight
+    checkpoint.save(model, saved)
+    x = torch.rand(1, 3, 32, 32)
+    assert torch.equal(load(saved)(x), model.eval()(x))
+
+
+def test_a_card_cannot_make_timm_fetch_or_read_anything(saved: Path) -> None:
+    for option in (
+        {"pretrained": True},
+        {"checkpoint_path": "/etc/passwd"},
+        {"pretrained_cfg": {"url": "http://127.0.0.1:1/x"}},
+    ):
+        with pytest.raises(BastionError, match="not allowed; weights come from a bastion checkpoint"):
+            checkpoint.build({"name": "timm/resnet10t", **option}, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
@@ -54,7 +91,7 @@ class Evil:
 
 @pytest.mark.parametrize("how", ["pickle", "torch"])
 def test_a_pickle_offered_as_weights_is_refused_unread(saved: Path, how: str) -> None:
-    path = saved / "model.safetensors"
+    path = weights_of(saved)
     if how == "pickle":
         path.write_bytes(pickle.dumps(Evil()))
     else:
@@ -66,19 +103,19 @@ def test_a_pickle_offered_as_weights_is_refused_unread(saved: Path, how: str) ->
 
 @pytest.mark.parametrize("keep", [0, 5, 100, 0.5, 0.999])
 def test_truncated_weights_are_refused(saved: Path, keep: float) -> None:
-    path = saved / "model.safetensors"
+    path = weights_of(saved)
     content = path.read_bytes()
     path.write_bytes(content[: int(keep if keep > 1 else keep * len(content))])
-    with pytest.raises(BastionError, match=r"model\.safetensors: (corrupt or truncated|not a safetensors file)"):
+    with pytest.raises(BastionError, match=r"\.safetensors: (corrupt or truncated|not a safetensors file)"):
         load(saved)
 
 
 def test_a_flipped_bit_is_noticed(saved: Path) -> None:
-    path = saved / "model.safetensors"
+    path = weights_of(saved)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BastionError, match="do not belong together, or one is damaged"):
+    with pytest.raises(BastionError, match="damaged, or not the weights that the card tells of"):
         load(saved)
 
 
@@ -94,9 +131,9 @@ def test_a_flipped_bit_is_noticed(saved: Path) -> None:
     ],
 )
 def test_weights_of_another_model_are_refused(saved: Path, change: object, message: str) -> None:
-    tensors = load_file(saved / "model.safetensors")
+    tensors = load_file(weights_of(saved))
     change(tensors)  # type: ignore[operator]
-    save_file(tensors, saved / "model.safetensors")
+    save_file(tensors, weights_of(saved))
     with pytest.raises(BastionError, match=message):
         load(saved)
 
@@ -110,7 +147,7 @@ def test_weights_of_another_model_are_refused(saved: Path, change: object, messa
         (lambda card: card.update(std=[0.0, 1.0, 1.0]), "positive stds"),
         (lambda card: card["model"].update(name="vit/macro"), "unknown model 'vit/macro'"),
         (lambda card: card["model"].update(num_clases=7), "num_clases: unknown key; did you mean 'num_classes'"),
-        (lambda card: card.update(weights="0"), "do not belong together"),
+        (lambda card: card.update(weights="0"), "weights: string should match pattern"),
     ],
 )
 def test_broken_cards_are_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -132,7 +169,7 @@ def test_missing_models_say_where_they_were_looked_for(tmp_path: Path, saved: Pa
     for name, message in {
         str(tmp_path / "nowhere"): "not a run, not a folder with card.json",
         "zoo/nothing": "no 'zoo/nothing' in the zoo",
-        str(saved / "model.safetensors"): "is a file; give the folder",
+        str(weights_of(saved)): "is a file; give the folder",
     }.items():
         with pytest.raises(BastionError, match=message):
             load(name)
@@ -144,7 +181,7 @@ def test_a_model_without_a_spec_cannot_be_saved(tiny_model: Classifier, tmp_path
 
 
 def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (saved / "model.safetensors").read_bytes()
+    before = (weights_of(saved)).read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -152,5 +189,5 @@ def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(BastionError, match="no space left on the disk; what was stored before is intact"):
         checkpoint.save(_build(seed=5), saved)
-    assert (saved / "model.safetensors").read_bytes() == before
-    assert sorted(path.name for path in saved.iterdir()) == ["card.json", "model.safetensors"]
+    assert (weights_of(saved)).read_bytes() == before
+    assert sorted(path.suffix for path in saved.iterdir()) == [".json", ".safetensors"]

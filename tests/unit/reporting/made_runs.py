@@ -76,6 +76,7 @@ def measure_run(
     clean_pictures = smooth_pictures(channels) if images is None else images[:KEEP]
     delta = np.where(alive[:KEEP, None, None, None], perturbations(channels), 0)
     pictures = {"clean": clean_pictures, "adversarial": np.clip(clean_pictures + delta, 0, 1).astype(np.float32)}
+    pictures["index"] = np.arange(len(clean_pictures))
     common = {"index": np.arange(n), "label": truth}
     facts = {
         "clean": {**common, "correct": alive, "prediction": np.where(alive, truth, mistaken)},

@@ -9,7 +9,7 @@ from torch import nn
 from bastion.attacks import Attack, Threat
 from bastion.models.classifier import in_mode
 from bastion.training.objectives import objectives
-from bastion.training.objectives.standard import cross_entropy
+from bastion.training.objectives.standard import checked_smoothing, cross_entropy
 from bastion.types import Batch, Example, Losses, Objective
 
 
@@ -31,7 +31,10 @@ class Adversarial(Objective):
     ) -> None:
         super().__init__()
         self.threat, self.attack = threat, attack
-        self.eps_warmup, self.attack_mode, self.label_smoothing = eps_warmup, attack_mode, label_smoothing
+        if eps_warmup < 0:
+            raise ValueError(f"eps_warmup counts epochs from 0 on, got {eps_warmup}")
+        self.eps_warmup, self.attack_mode = eps_warmup, attack_mode
+        self.label_smoothing = checked_smoothing(label_smoothing)
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
         threat = self.threat.scaled(min(1.0, progress / self.eps_warmup) if self.eps_warmup else 1.0)

@@ -15,13 +15,19 @@ class Standard(Objective):
 
     def __init__(self, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = checked_smoothing(label_smoothing)
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
         return Example(batch, batch.x, {})
 
     def loss(self, model: nn.Module, example: Example) -> Losses:
         return cross_entropy(model, example, self.label_smoothing)
+
+
+def checked_smoothing(value: float) -> float:
+    if not 0 <= value < 1:
+        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
+    return value
 
 
 def cross_entropy(model: nn.Module, example: Example, label_smoothing: float) -> Losses:
