@@ -152,4 +152,4 @@ class DataSet:
     train: Split
     val: Split
     test: Split
-    fingerprint: str  # changes when any image, label or their order changes
+    fingerprint: str  # changes with images, labels or their order; a folder's with its paths and sizes

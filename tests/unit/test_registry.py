@@ -117,3 +117,23 @@ def test_plug_ins_outside_the_package_are_found_by_being_there(tmp_path: Path) -
     ).stdout
     assert "Nothing()" in listed
     assert "'pgd'" in listed
+
+
+def test_a_plug_in_may_not_replace_a_built_in_one(tmp_path: Path) -> None:
+    (tmp_path / "attacks").mkdir()
+    (tmp_path / "attacks" / "pgd.py").write_text(PLUGIN.replace('"nothing"', '"pgd"').replace("Nothing", "PGD"))
+    result = subprocess.run(
+        [sys.executable, "-c", "from bastion.attacks import attacks; attacks.names()"],
+        env={"BASTION_PLUGINS": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert "attack 'pgd' is defined twice: in bastion.attacks.pgd and in bastion_plugins.attacks.pgd" in result.stderr
+
+
+def test_a_plug_in_folder_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, things: Registry[object]
+) -> None:
+    monkeypatch.setenv("BASTION_PLUGINS", "/nowhere")
+    with pytest.raises(BastionError, match="BASTION_PLUGINS: /nowhere is not a folder"):
+        things.names()

@@ -36,7 +36,9 @@ class Taps:
     """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
 
     blocks: dict[str, Tensor] = field(default_factory=dict)
-    attention: dict[str, Tensor] = field(default_factory=dict)  # softmaxed, (B, heads, queries, keys)
+    # Softmaxed, (B, heads, queries, keys); families with windows have B times the windows in the first place.
+    # A block that attends more than once leaves its last map.
+    attention: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Classifier(nn.Module):
@@ -230,6 +232,6 @@ class _SoftmaxWatch(TorchFunctionMode):
         elif attn_mask is not None:
             scores = scores + attn_mask
         weights = torch.softmax(scores, dim=-1)
-        if self.block is not None:
+        if self.block is not None and weights.ndim == 4:
             self.store[self.block] = weights
         return F.dropout(weights, dropout_p) @ value

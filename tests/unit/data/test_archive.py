@@ -80,3 +80,23 @@ def test_an_archive_cut_off_is_an_error(tmp_path: Path, kept: float) -> None:
 def test_no_archive_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BastionError, match=r"none\.tar\.gz: no such file"):
         read_members(tmp_path / "none.tar.gz", {"one"})
+
+
+class Forged:
+    """An array of objects over raw bytes: numpy would follow them as pointers."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return np.ndarray, ((1,), np.dtype("O"), b"\x01" * 8)
+
+
+@pytest.mark.parametrize("value", [Forged(), np.array([1.5]), np.array([object()]), np.array(["a"])])
+def test_arrays_of_anything_but_bytes_are_refused(value: object) -> None:
+    with pytest.raises(BastionError, match="there: not a pickle of plain arrays"):
+        unpickle(pickle.dumps({"data": value}), "there")
+
+
+def test_arrays_of_bytes_come_back() -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 12)
+    loaded = unpickle(pickle.dumps({"data": pixels, "labels": [3, 4]}), "there")
+    assert np.array_equal(loaded["data"], pixels)
+    assert loaded["labels"] == [3, 4]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import QUICK
 from torch import Tensor, nn
 
 from bastion import BastionError
@@ -16,9 +17,10 @@ from bastion.errors import Interrupted
 from bastion.measuring import runner
 from bastion.measuring.runner import measure
 from bastion.measuring.store import ProbeStore, blocks, read_measurements, read_pictures
-from bastion.models import Classifier
+from bastion.models import Classifier, checkpoint
 from bastion.recipe import Suite
 from bastion.run import open_run
+from bastion.training.trainer import train
 from bastion.types import DataSet
 
 SUITE = Suite.model_validate(
@@ -203,3 +205,79 @@ def test_facts_are_never_there_without_their_pictures(tmp_path: Path) -> None:
     ProbeStore(tmp_path).write(range(2), {"correct": np.array([True, False])}, {"x": np.zeros((2, 1, 1, 1))})
     order = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert [path.name.split("-")[0] for path in order] == ["pictures", "facts"]
+
+
+class Shifted(nn.Module):
+    """Two of these with equal weights are not equal models."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift, self.weight = shift, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x.mean(dim=(2, 3))).roll(self.shift, 1)
+
+
+def test_models_with_equal_weights_do_not_share_facts(ask: Any, tmp_path: Path) -> None:
+    first, second = (ask(model=Shifted(shift), folder=tmp_path / "one") for shift in (0, 1))
+    assert not np.array_equal(first.columns["clean/prediction"], second.columns["clean/prediction"])
+
+
+def test_the_label_of_a_probe_has_no_part_in_its_facts(ask: Any, tmp_path: Path) -> None:
+    suites = [Suite.model_validate({"probes": {label: "accuracy"}}) for label in ("a", "b")]
+    first, second = (
+        ask(model=Noisy(), suite=suite, folder=tmp_path / label) for suite, label in zip(suites, "ab", strict=True)
+    )
+    assert np.array_equal(first.correct("a"), second.correct("b"))
+
+
+def test_a_trained_run_takes_no_facts_of_another_model(ask: Any, tmp_path: Path) -> None:
+    run = train("base/micro", changes=(*QUICK, "schedule.epochs=1"), folder=tmp_path / "trained")
+    other = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(BastionError, match="is the run of another model"):
+        measure(other, "cifar10-mini", SUITE, limit=4, folder=run.folder)
+    assert measure(run.folder, "cifar10-mini", SUITE, limit=4).about["model"] == "trained"
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (nn.Flatten(), r"must give float logits \(B, 3\) for images \(B, 3, 8, 8\).*gave torch.float32 \(2, 192\)"),
+        (nn.Linear(7, 3), "it raised RuntimeError"),
+    ],
+)
+def test_networks_that_give_no_logits_are_refused(ask: Any, network: nn.Module, message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        ask(model=network)
+
+
+@pytest.mark.parametrize("option", [{"block": 0}, {"batch": -1}, {"workers": 0}])
+def test_sizes_below_one_are_refused(ask: Any, option: dict[str, int]) -> None:
+    with pytest.raises(BastionError, match="must be at least 1"):
+        ask(**option)
+
+
+def test_what_cannot_be_sent_to_a_process_says_so(ask: Any, tiny_model: Classifier) -> None:
+    tiny_model.secret = lambda: None
+    with pytest.raises(BastionError, match="cannot be sent to worker processes.*use workers=1"):
+        ask(workers=2)
+
+
+def test_a_model_given_as_an_object_is_measured_by_processes_too(ask: Any, tmp_path: Path) -> None:
+    model = checkpoint.build({"name": "vit/micro", "depth": 1, "embed_dim": 16}, mean=(0.5,) * 3, std=(0.5,) * 3)
+    options = {"model": model, "data": "cifar10-mini", "limit": 32}
+    two, one = (ask(**options, workers=workers, folder=tmp_path / f"{workers}") for workers in (2, 1))
+    assert np.array_equal(two.correct("pgd"), one.correct("pgd"))
+
+
+def test_the_worst_case_is_no_label() -> None:
+    with pytest.raises(ValueError, match="take another label"):
+        Suite.model_validate({"probes": {"worst case": "accuracy"}})
+
+
+def test_pictures_know_their_examples(ask: Any, tmp_path: Path, tiny_data: DataSet) -> None:
+    ask(limit=8, keep=4, block=8)
+    facts = ask(limit=16, keep=16, block=8)
+    pictures = read_pictures(open_run(tmp_path / "run"), facts, "pgd")
+    assert pictures["index"].tolist() == [0, 1, 2, 3, *range(8, 16)]
+    assert np.array_equal(pictures["clean"], tiny_data.test.batch(pictures["index"].tolist()).x.numpy())

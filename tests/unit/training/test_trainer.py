@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from bastion.run import Run
 from bastion.training import trainer
 from bastion.training.state import load_state
 from bastion.training.trainer import train
+from bastion.types import DataSet
 
 
 def _train(folder: Path, *changes: str, resume: bool = False, base: tuple[str, ...] = QUICK) -> Run:
@@ -108,6 +111,73 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path: Path, m
     assert events == ["step-000000005.safetensors is damaged; the one before it is used", "resumed at step 3"]
     assert checkpoint.digest(load(parts.folder)) == checkpoint.digest(load(whole.folder))
     assert _steps(parts) == _steps(whole)
+
+
+def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _train(tmp_path / "run", "schedule.epochs=3", "checkpoint.keep=9")
+    for name in ("step-000000006.safetensors", "step-000000009.safetensors"):
+        (run.checkpoints / name).write_bytes(b"")
+    before = checkpoint.digest(load(run.folder))
+    _train(tmp_path / "run", "schedule.epochs=3", "checkpoint.keep=1", resume=True)
+    assert [path.name for path in run.checkpoints.glob("*.safetensors")] == ["step-000000009.safetensors"]
+    assert checkpoint.digest(load(run.folder)) == before
+
+
+def test_with_no_whole_checkpoint_nothing_is_started_over(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run")
+    for path in run.checkpoints.iterdir():
+        path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(BastionError, match="no checkpoint is whole; restore one, or use another --run"):
+        _train(tmp_path / "run", resume=True)
+    assert len(_steps(run)) == 8
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run")
+    last = sorted(run.checkpoints.iterdir())[-1]
+    content = bytearray(last.read_bytes())
+    content[-100] ^= 1
+    last.write_bytes(content)
+    resumed = _train(tmp_path / "run", resume=True)
+    assert "resumed at step 3" in [r.get("message") for r in resumed.history()]
+
+
+def test_other_data_under_the_same_recipe_are_refused_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_data: DataSet
+) -> None:
+    monkeypatch.setattr(trainer.datasets, "build", lambda *_: tiny_data)
+    changes = (
+        "model={name: resnet/micro, widths: [4, 8], depths: [1, 1]}",
+        "batch=16",
+        "schedule.epochs=1",
+        "train_limit=48",
+    )
+    _train(tmp_path / "run", *changes)
+    monkeypatch.setattr(trainer.datasets, "build", lambda *_: dataclasses.replace(tiny_data, fingerprint="other"))
+    with pytest.raises(BastionError, match="is of other data or another recipe .data: 'tiny-1' -> 'other'."):
+        _train(tmp_path / "run", *changes, resume=True)
+
+
+def test_a_lost_model_comes_back_from_the_last_checkpoint(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run")
+    before = checkpoint.digest(load(run.folder))
+    shutil.rmtree(run.model)
+    _train(tmp_path / "run", resume=True)
+    assert checkpoint.digest(load(run.folder)) == before
+
+
+def test_a_failed_start_leaves_no_run_behind(tmp_path: Path) -> None:
+    for change in ("batch=100", "augment.auto_augment=nonsense", "model.num_heads=7", "data.name=fashion-mnist"):
+        with pytest.raises(BastionError):
+            _train(tmp_path / "run", change)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _train(tmp_path / "run")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with run.locked(), pytest.raises(BastionError, match="another process is training this run"):
+        _train(tmp_path / "run", resume=True)
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -223,6 +293,25 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
         ("validate.attack={name: pgd}", "validate.threat: missing; the objective has none of its own"),
         ("batch=100", "batch: 100 is more than the 96 training images"),
         ("normalize={mean: [0.5], std: [0.5]}", "need 3 means"),
+        ("model.num_classes=5", "model.num_classes: cifar10-mini has 10, the recipe says 5; leave it out"),
+        ("model.embed_dim=15", "cannot be built"),
+        ("model.num_heads=0", "cannot be built"),
+        ("model={name: timm/vit_tiny_patch16_224}", "made for images of 224×224 and does not take 32×32"),
+        ("augment.auto_augment=foo", "augment: timm cannot make"),
+        ("augment.hflip=2", "augment.hflip: input should be less than or equal to 1"),
+        ("augment.scale=[1.0, 0.1]", "augment.scale: must be two numbers above 0, the smaller one first"),
+        ("augment.mixup=-1", "augment.mixup: input should be greater than or equal to 0"),
+        ("optimizer.betas=[1.5, 0.9]", "optimizer.betas.0: input should be less than 1"),
+        ("schedule.warmup_epochs=2", "schedule: warmup_epochs .2. must be less than epochs .2."),
+        ("objective.label_smoothing=2", r"objective: label_smoothing must be in \[0, 1\), got 2"),
+        (
+            "objective={name: adversarial, attack: pgd, threat: linf}",
+            "objective.threat: expected the keys norm, eps, got 'linf'",
+        ),
+        (
+            "objective={name: adversarial, attack: pgd, eps_warmup: -2, threat: {norm: linf, eps: 0.1}}",
+            "objective: eps_warmup counts epochs from 0 on, got -2",
+        ),
     ],
 )
 def test_impossible_recipes_are_refused(tmp_path: Path, change: str, message: str) -> None:
