@@ -19,8 +19,10 @@ from bastion.models.checkpoint import digest_tensors
 def save_state(path: Path, state: Any) -> None:
     """Write nested dicts, lists and tuples of tensors and plain values, atomically."""
     tensors: dict[str, Tensor] = {}
-    skeleton = json.dumps(_pack(state, tensors))
-    storage.write_bytes(path, save(tensors, {"state": skeleton, "sha256": digest_tensors(tensors)}))
+    content = _pack(state, tensors)
+    # One entry: safetensors writes several in no fixed order, and equal states should be equal files.
+    header = json.dumps({"content": content, "sha256": digest_tensors(tensors)})
+    storage.write_bytes(path, save(tensors, {"state": header}))
 
 
 def load_state(path: Path) -> Any:
@@ -28,10 +30,10 @@ def load_state(path: Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
-            if metadata["sha256"] != digest_tensors(tensors):
+            header = json.loads(file.metadata()["state"])
+            if header["sha256"] != digest_tensors(tensors):
                 raise ValueError("its bytes do not match its SHA-256")
-            return _unpack(json.loads(metadata["state"]), tensors)
+            return _unpack(header["content"], tensors)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BastionError(f"{path}: corrupt or truncated ({error}); an earlier checkpoint may be whole") from error
 
