@@ -16,8 +16,9 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/bastion demo
 
+# Two processes of one thread each: small tensors gain nothing from more threads.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
