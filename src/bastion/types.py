@@ -32,8 +32,8 @@ class Batch(NamedTuple):
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(part.to(device) for part in self))
 
-    def check(self, num_classes: int, where: str) -> Batch:
-        """This batch, if its pixels and labels are what every model and attack expects."""
+    def check(self, num_classes: int | None, where: str) -> Batch:
+        """This batch, if its pixels and labels are what models and attacks expect; None: any number of classes."""
         b = len(self.x)
         if self.x.ndim != 4 or not self.x.is_floating_point():
             raise BastionError(
@@ -53,12 +53,13 @@ class Batch(NamedTuple):
             )
         if self.y.ndim == 1:
             low_y, high_y = int(self.y.min()), int(self.y.max())
-            if self.y.is_floating_point() or low_y < 0 or high_y >= num_classes:
+            if self.y.is_floating_point() or low_y < 0 or (num_classes and high_y >= num_classes):
+                most = f" to {num_classes - 1}" if num_classes else ""
                 raise BastionError(
-                    f"{where}: labels must be integers from 0 to {num_classes - 1}, got {self.y.dtype} from {low_y} to "
+                    f"{where}: labels must be integers from 0{most}, got {self.y.dtype} from {low_y} to "
                     f"{high_y}; does the model have the data set's number of classes?"
                 )
-        elif self.y.shape != (b, num_classes):
+        elif num_classes and self.y.shape != (b, num_classes):
             raise BastionError(f"{where}: soft labels must be ({b}, {num_classes}), got {tuple(self.y.shape)}")
         return self
 

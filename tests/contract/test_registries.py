@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bastion import Threat
+from bastion import BastionError, Threat
 from bastion.attacks import attacks
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
@@ -68,6 +68,19 @@ class TestAttacks:
         x = torch.rand(3, 1, 9, 6).contiguous(memory_format=torch.channels_last)
         batch = Batch(torch.arange(3), x, torch.tensor([0, 1, 2]))
         assert threat.contains(x, attacks.build(name)(network, batch, threat, seed=0)).all()
+
+    def test_images_that_are_none_are_refused(
+        self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch
+    ) -> None:
+        for bad in (
+            batch._replace(x=batch.x * 255),
+            batch._replace(x=batch.x + torch.nan),
+            batch._replace(y=batch.y + 3),
+        ):
+            with pytest.raises(
+                BastionError, match=r"pixels outside \[0, 1\] or NaN|labels must be integers from 0 to 2"
+            ):
+                attacks.build(name)(tiny_model.eval(), bad, threat, seed=0)
 
     def test_eps_zero_returns_the_image(self, name: str, threat: Threat, tiny_model: Classifier, batch: Batch) -> None:
         assert torch.equal(attacks.build(name)(tiny_model.eval(), batch, threat.scaled(0), seed=0), batch.x)

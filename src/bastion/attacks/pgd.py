@@ -43,7 +43,7 @@ class PGD:
             raise BastionError(f"pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.x.detach()
+        x0 = batch.check(getattr(model, "num_classes", None), "pgd").x.detach()
         best = Incumbent(x0)
         if self.keep == "best" and (self.random_start or self.steps == 0):
             best.offer(x0, *evaluate(model, x0, batch.y, LOSSES[self.loss]))
