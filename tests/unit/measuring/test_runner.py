@@ -223,6 +223,21 @@ def test_models_with_equal_weights_do_not_share_facts(ask: Any, tmp_path: Path) 
     assert not np.array_equal(first.columns["clean/prediction"], second.columns["clean/prediction"])
 
 
+class Named(Shifted):
+    """Its text tells where an object of its own lies in memory, which is another place for every copy."""
+
+    def extra_repr(self) -> str:
+        return object.__repr__(self)
+
+
+def test_a_model_is_the_same_wherever_it_lies_in_memory(ask: Any, tmp_path: Path) -> None:
+    first, second = Named(0), Named(0)
+    assert repr(first) != repr(second)
+    for model in (first, second):
+        ask(model=model, folder=tmp_path / "one", limit=16)
+    assert len(_files(tmp_path)) == 2  # the second asked nothing again
+
+
 def test_the_label_of_a_probe_has_no_part_in_its_facts(ask: Any, tmp_path: Path) -> None:
     suites = [Suite.model_validate({"probes": {label: "accuracy"}}) for label in ("a", "b")]
     first, second = (
