@@ -26,15 +26,15 @@ Advance = Callable[..., None]
 
 
 def _columns(unit: str, known: bool) -> list[ProgressColumn]:
-    head: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
+    head: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     if not known:
-        return [*head, TimeElapsedColumn(), TextColumn("{task.fields[note]}")]
+        return [*head, TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False)]
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
     return [
         *head,
         BarColumn(),
         *amount,
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TextColumn("ETA"),
         TimeRemainingColumn(),
     ]

@@ -75,7 +75,7 @@ class Threat:
 
     def random_point(self, x0: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
         """A uniform point of the ball (of each example's own stream), clamped to the box."""
-        shape, size = x0.shape[1:], x0[0].numel()
+        shape, size = x0.shape[1:], math.prod(x0.shape[1:])
         if self.norm == "linf":
             offset = rng.uniform(seed, index, draw, shape, -self.eps, self.eps, dtype=x0.dtype)
             return (x0 + offset).clamp(0, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bastion import rng, storage
 from bastion.errors import BastionError
-from bastion.models import Classifier, models
+from bastion.models import Classifier, complexity, models
 from bastion.models.classifier import Resize
 
 CARD = "card.json"
@@ -71,7 +71,7 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
         std=tuple(model.std.flatten().tolist()),
         shape=model.shape,
         resize=model.resize,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=complexity.parameters(model),
         weights=weights,
         about=dict(about or {}),
     )
