@@ -87,7 +87,7 @@ def measure(
         batch=batch,
         folder=run,
     )
-    stdout.print(facts.table(), soft_wrap=True, markup=False)
+    stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
 
 
 @app.command()
@@ -163,7 +163,12 @@ def demo(
     """Train a small ViT twice, standard and adversarially, attack both, and write a report. Minutes on two cores."""
     from bastion.demo import run_demo
 
-    stdout.print(run_demo(output), soft_wrap=True, markup=False)
+    stdout.print(warnings_in_yellow(run_demo(output)), soft_wrap=True)
+
+
+def warnings_in_yellow(tables: str) -> Text:
+    lines = [Text(line, style="yellow" if line.startswith("warning: ") else "") for line in tables.splitlines()]
+    return Text("\n").join(lines)
 
 
 def parse_data(text: str) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def bind(
     """Checked keyword arguments for `factory`: every key known, every value of the annotated type.
 
     A parameter whose type has a registry (an `Attack`, say) is built from its own spec; one whose type is a
-    dataclass is built from a mapping.
+    dataclass is built from a mapping; one that is a tuple of any length, from a list of such.
     """
     parameters = inspect.signature(factory).parameters
     hints = _hints(factory)
@@ -163,6 +163,12 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     for option in _options(hint):
+        if (
+            typing.get_origin(option) is tuple
+            and typing.get_args(option)[-1] is ...
+            and isinstance(value, list | tuple)
+        ):
+            return tuple(_convert(typing.get_args(option)[0], each, f"{path}[{i}]") for i, each in enumerate(value))
         if isinstance(option, type) and option in _by_product and isinstance(value, Mapping | str):
             return _by_product[option].build(value, path)
         if isinstance(option, type) and dataclasses.is_dataclass(option) and isinstance(value, Mapping):

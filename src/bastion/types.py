@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -75,6 +76,22 @@ class Block:
 
     name: str
     module: nn.Module
+
+
+class Taps(Protocol):
+    """What a forward pass inside `tap` left behind, by block name."""
+
+    blocks: dict[str, Tensor]
+    attention: dict[str, Tensor]  # softmaxed, (B, heads, queries, keys)
+
+
+@runtime_checkable
+class Tapped(Protocol):
+    """A model that shows its blocks and attention maps on demand, as `bastion.models.Classifier` does."""
+
+    def blocks(self) -> list[Block]: ...
+
+    def tap(self, *what: str) -> AbstractContextManager[Taps]: ...
 
 
 @runtime_checkable

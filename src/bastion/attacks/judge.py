@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks.losses import misclassified
+from bastion.attacks.losses import margin, misclassified
 from bastion.attacks.threat import Threat
 from bastion.types import Attack, Batch
 
@@ -29,6 +29,13 @@ def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, see
     inside = threat.contains(batch.x, x)
     wrong, prediction = _wrong(model, x, batch.y)
     return Verdict(x, clean, inside, clean & inside & wrong, prediction)
+
+
+def standing(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Which examples are still right, and how far from it the nearest wrong class is: negative while they are."""
+    with torch.no_grad():
+        logits = model(x)
+    return ~misclassified(logits, y), margin(logits, y).nan_to_num(nan=torch.inf)
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bastion.attacks import journal
 from bastion.errors import BastionError
 from bastion.types import hard
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), y (B,) or (B, K) -> (B,)
+TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # … and the class to reach, (B,)
 LossName = Literal["ce", "margin", "dlr"]
 
 
@@ -36,7 +38,45 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
     return margin(logits, y) / (ranked[:, 0] - ranked[:, 2] + 1e-12)
 
 
+def divergence(clean: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ q) from the clean image's distribution p, given as log-probabilities, to that of these logits."""
+    return (clean.exp() * (clean - logits.log_softmax(1))).sum(1)
+
+
+def targeted_ce(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """Minus the cross-entropy of the target class."""
+    return -F.cross_entropy(logits, target, reduction="none")
+
+
+def targeted_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's logit minus the right one."""
+    return (logits.gather(1, target[:, None]) - logits.gather(1, hard(y)[:, None]))[:, 0]
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """Targeted DLR (Croce and Hein 2020, Eq. 7): the targeted margin over z₁ - (z₃ + z₄) / 2."""
+    if logits.shape[1] < 4:
+        raise BastionError(f"targeted 'dlr' needs at least 4 classes, the model has {logits.shape[1]}; use 'margin'")
+    ranked = logits.topk(4, dim=1).values
+    return targeted_margin(logits, y, target) / (ranked[:, 0] - (ranked[:, 2] + ranked[:, 3]) / 2 + 1e-12)
+
+
 LOSSES: dict[LossName, Loss] = {"ce": ce, "margin": margin, "dlr": dlr}
+TARGETED: dict[LossName, TargetedLoss] = {"ce": targeted_ce, "margin": targeted_margin, "dlr": targeted_dlr}
+
+
+def fitting(loss: LossName, classes: int, *, targeted: bool) -> LossName:
+    """The loss itself, or the margin where DLR has too few classes to rank; the journal says so."""
+    if loss == "dlr" and classes < (4 if targeted else 3):
+        journal.note("few-classes")
+        return "margin"
+    return loss
+
+
+def likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:
+    """(B, count) the wrong classes with the largest logits, likeliest first; fewer if there are fewer."""
+    others = logits.nan_to_num(nan=-torch.inf).scatter(1, hard(y)[:, None], -torch.inf)
+    return others.topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
 def misclassified(logits: Tensor, y: Tensor) -> Tensor:

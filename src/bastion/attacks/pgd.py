@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import attacks
-from bastion.attacks.losses import LOSSES, Loss, LossName, misclassified
+from bastion.attacks import attacks, journal
+from bastion.attacks.losses import (
+    LOSSES,
+    TARGETED,
+    Loss,
+    LossName,
+    TargetedLoss,
+    divergence,
+    fitting,
+    likeliest_wrong,
+    misclassified,
+)
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
 from bastion.types import Batch
@@ -19,22 +30,36 @@ from bastion.types import Batch
 @attacks.register("pgd")
 @dataclass(frozen=True, kw_only=True)
 class PGD:
-    """`steps` steps along the steepest direction of the threat's norm, each projected back into its set."""
+    """`steps` steps along the steepest direction of the threat's norm, each projected back into its set.
+
+    `targets` n: one run for each of the n likeliest wrong classes instead of one away from the right class.
+    The loss `kl` is the divergence from the answer on the clean image, as in TRADES.
+    """
 
     steps: int = 20
     step: float | None = None  # length of a step in pixel units …
     rel_step: float | None = None  # … or in units of eps; neither: 2.5 / steps of eps
     restarts: int = 1
     random_start: bool = True
-    loss: LossName = "ce"
+    loss: LossName | Literal["kl"] = "ce"
+    targets: int = 0
+    momentum: float = 0.0  # MI-FGSM's decay: steps along a running sum of gradients, each scaled to mean |g| = 1
     sparsity: float = 0.01  # l1 only: the share of coordinates that a step moves
     keep: Literal["best", "last"] = "best"  # "last" saves a forward pass, for training
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.restarts < 1:
-            raise BastionError(f"pgd: need steps >= 0 and restarts >= 1, got {self.steps} and {self.restarts}")
-        if self.keep == "last" and self.restarts > 1:
-            raise BastionError(f"pgd: keep=last returns one run's last point, so it takes no {self.restarts} restarts")
+        if min(self.steps, self.targets, self.momentum) < 0 or self.restarts < 1:
+            raise BastionError(
+                "pgd: need steps, targets and momentum >= 0 and restarts >= 1, got "
+                f"{self.steps}, {self.targets}, {self.momentum} and {self.restarts}"
+            )
+        if self.keep == "last" and self.restarts * max(self.targets, 1) > 1:
+            raise BastionError(
+                f"pgd: keep=last returns one run's last point, so it takes no {self.restarts} restarts "
+                f"and {self.targets} targets"
+            )
+        if self.loss == "kl" and (self.targets or not self.random_start):
+            raise BastionError("pgd: the loss kl has no targets, and no gradient at the clean image: set random_start")
         if any(length is not None and not length > 0 for length in (self.step, self.rel_step)):
             raise BastionError(f"pgd: a step must be longer than 0, got step={self.step}, rel_step={self.rel_step}")
         if self.step is not None and self.rel_step is not None:
@@ -45,23 +70,54 @@ class PGD:
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         x0 = batch.check(getattr(model, "num_classes", None), "pgd").x.detach()
         best = Incumbent(x0)
+        losses = self._losses(model, batch)
         if self.keep == "best" and (self.random_start or self.steps == 0):
-            best.offer(x0, *evaluate(model, x0, batch.y, LOSSES[self.loss]))
-        for restart in range(self.restarts):
-            x = self._start(batch.index, x0, threat, seed, restart)
+            best.offer(x0, *evaluate(model, x0, batch.y, losses[0]))
+        for run in range(self.restarts * len(losses)):
+            loss = losses[run % len(losses)]
+            x, velocity = self._start(batch.index, x0, threat, seed, run), torch.zeros_like(x0)
             for _ in range(self.steps):
-                loss, fooled, gradient = ascent(model, x, batch.y, LOSSES[self.loss])
-                best.offer(x, loss, fooled)
-                x = threat.project(x0, x + self._length(threat) * threat.direction(gradient, x, self.sparsity))
+                value, fooled, gradient = ascent(model, x, batch.y, loss)
+                best.offer(x, value, fooled)
+                velocity = self._velocity(velocity, gradient)
+                x = threat.project(x0, x + self._length(threat) * threat.direction(velocity, x, self.sparsity))
             if self.keep == "last":
                 return x
-            best.offer(x, *evaluate(model, x, batch.y, LOSSES[self.loss]))
+            best.offer(x, *evaluate(model, x, batch.y, loss))
+        self._count(batch.index.tolist(), len(losses))
         return best.x
 
-    def _start(self, index: Tensor, x0: Tensor, threat: Threat, seed: int, restart: int) -> Tensor:
+    def _count(self, index: list[int], targets: int) -> None:
+        """Tell the journal what every example took."""
+        runs = self.restarts * targets
+        clean = int(self.random_start or self.steps == 0) + int(self.loss in ("kl", "dlr") or self.targets > 0)
+        journal.passes(index, [clean + runs * (self.steps + 1)] * len(index), [runs * self.steps] * len(index))
+
+    def _losses(self, model: nn.Module, batch: Batch) -> list[Loss]:
+        """What the runs of a restart climb: one loss, or one for each target."""
+        if self.loss == "kl":
+            with torch.no_grad():
+                clean = model(batch.x).log_softmax(1)
+            return [lambda logits, _: divergence(clean, logits)]
+        if not self.targets and self.loss != "dlr":
+            return [LOSSES[self.loss]]
+        with torch.no_grad():
+            clean = model(batch.x)
+        loss = fitting(self.loss, clean.shape[1], targeted=self.targets > 0)
+        if not self.targets:
+            return [LOSSES[loss]]
+        chosen = likeliest_wrong(clean, batch.y, self.targets)
+        return [partial(_towards, TARGETED[loss], target) for target in chosen.unbind(1)]
+
+    def _velocity(self, velocity: Tensor, gradient: Tensor) -> Tensor:
+        if not self.momentum:
+            return gradient
+        return self.momentum * velocity + gradient / gradient.abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-30)
+
+    def _start(self, index: Tensor, x0: Tensor, threat: Threat, seed: int, run: int) -> Tensor:
         if not self.random_start:
             return x0
-        return threat.project(x0, threat.random_point(x0, index, seed=seed, draw=rng.key("pgd", restart)))
+        return threat.project(x0, threat.random_point(x0, index, seed=seed, draw=rng.key("pgd", run)))
 
     def _length(self, threat: Threat) -> float:
         if self.step is not None:
@@ -85,6 +141,18 @@ def fgsm_rs(
 ) -> PGD:
     """One step of length 1.25 eps from a random point of the ball (Wong et al. 2020)."""
     return PGD(steps=1, rel_step=rel_step, random_start=True, loss=loss, sparsity=sparsity, keep=keep)
+
+
+@attacks.register("mi-fgsm")
+def mi_fgsm(*, steps: int = 10, momentum: float = 1.0, loss: LossName = "ce", restarts: int = 1) -> PGD:
+    """Momentum iterative FGSM (Dong et al. 2018): steps of eps / steps from the clean image."""
+    return PGD(
+        steps=steps, rel_step=1 / max(steps, 1), random_start=False, loss=loss, momentum=momentum, restarts=restarts
+    )
+
+
+def _towards(loss: TargetedLoss, target: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    return loss(logits, y, target)
 
 
 class Incumbent:

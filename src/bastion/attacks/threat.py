@@ -38,10 +38,7 @@ class Threat:
 
     def project(self, x0: Tensor, x: Tensor) -> Tensor:
         """The point of the set that is nearest to x in the Euclidean sense (for linf in its own norm too)."""
-        if self.norm == "linf":
-            return torch.clamp(x, x0 - self.eps, x0 + self.eps).clamp(0, 1)
-        inside = project_l2 if self.norm == "l2" else project_l1
-        return inside(x0.flatten(1), x.flatten(1), self.eps).view(x.shape)
+        return project(self.norm, x0, x, self.eps)
 
     def distance(self, x0: Tensor, x: Tensor) -> Tensor:
         """(B,) float64: how far each x is from its x0 in this norm."""
@@ -98,7 +95,31 @@ def length(norm: Norm, offset: Tensor) -> Tensor:
     return lengths
 
 
-def project_l2(x0: Tensor, x: Tensor, eps: float) -> Tensor:
+Radius = float | Tensor  # one for all examples, or (B,): each its own
+
+
+def project(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
+    """The nearest points of the balls of radius eps around x0, intersected with the box."""
+    radius = eps.view(-1, 1) if isinstance(eps, Tensor) else eps
+    if norm == "linf":
+        radius = radius.view(-1, 1, 1, 1).to(x.dtype) if isinstance(radius, Tensor) else radius
+        return torch.clamp(x, x0 - radius, x0 + radius).clamp_(0, 1)
+    inside = project_l2 if norm == "l2" else project_l1
+    return inside(x0.flatten(1), x.flatten(1), radius).view(x.shape)
+
+
+def retract(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
+    """A point of the set near x: the nearest, but for l2 what scaling and then clipping give, at less cost."""
+    if norm != "l2":
+        return project(norm, x0, x, eps)
+    offset = x - x0
+    size = torch.linalg.vector_norm(offset.flatten(1), dim=1, dtype=torch.float64)
+    scale = (eps / (size + 1e-12)).clamp(max=1).to(x.dtype)
+    moved: Tensor = (x0 + scale.view(-1, 1, 1, 1) * offset).clamp_(0, 1)
+    return moved
+
+
+def project_l2(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     """Rows of x onto the l2 ball of radius eps around rows of x0, intersected with the box.
 
     The projection is clip(s·v) with v = x - x0 and the one s in [0, 1] that gives it length eps. Its squared length
@@ -120,36 +141,45 @@ def project_l2(x0: Tensor, x: Tensor, eps: float) -> Tensor:
     return _inwards(x0, v.sign() * torch.minimum(t.sqrt() * v.abs(), cap))
 
 
-def project_l1(x0: Tensor, x: Tensor, eps: float) -> Tensor:
-    """Rows of x onto the l1 ball of radius eps around rows of x0, intersected with the box; exact, by sorting.
+def project_l1(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
+    """Rows of x onto the l1 ball of radius eps around rows of x0, intersected with the box; exact.
 
-    The projection is z(λ) = sign(v)·clip(|v| - λ, 0, cap); S(λ) = ‖z(λ)‖₁ falls piecewise linearly. Walk its
-    sorted breakpoints to the segment where it crosses eps. In float64: in float32 the running sum of thousands
-    of pieces overshoots the radius.
+    The projection is z(λ) = sign(v)·clip(|v| - λ, 0, cap); S(λ) = ‖z(λ)‖₁ falls piecewise linearly, and the λ that
+    is wanted is where it crosses eps. In float64: in float32 the sum of thousands of pieces overshoots the radius.
     """
     v = (x - x0).double()
     cap = torch.where(v > 0, 1 - x0, x0).double()
     size = v.abs()
     z = torch.minimum(size, cap)
-    outside = z.sum(1) > eps
+    radius = torch.as_tensor(eps, dtype=v.dtype, device=v.device).expand(len(v), 1)
+    outside = z.sum(1) > radius[:, 0]
+    z[radius[:, 0] == 0] = 0
+    outside &= radius[:, 0] > 0
     if outside.any():
-        z[outside] = torch.clamp(size[outside] - _threshold(size[outside], cap[outside], eps), min=0)
-        z = torch.minimum(z, cap)
+        shrunk = size[outside] - _threshold(size[outside], cap[outside], radius[outside])
+        z[outside] = torch.minimum(shrunk.clamp(min=0), cap[outside])
     return _inwards(x0, v.sign() * z)
 
 
-def _threshold(size: Tensor, cap: Tensor, eps: float) -> Tensor:
-    """(B, 1) the λ with S(λ) = eps, for rows with S(0) > eps."""
-    starts = (size - cap).clamp(min=0)  # beyond this λ the coordinate shrinks; from λ = size on it is zero
-    at, order = torch.cat([starts, size], 1).sort(dim=1)
-    tag = torch.cat([torch.ones_like(starts), -torch.ones_like(size)], 1).gather(1, order)
-    active = tag.cumsum(1)  # how many coordinates shrink just right of each breakpoint
-    fall = active[:, :-1] * at.diff(dim=1)
-    total = torch.minimum(size, cap).sum(1, keepdim=True)
-    s = torch.cat([total, total - fall.cumsum(1)], 1)  # S at each breakpoint; S = total left of the first
-    segment = (s[:, 1:] > eps).sum(1, keepdim=True).clamp(max=s.shape[1] - 2)
-    slope = active.gather(1, segment).clamp(min=1)
-    return at.gather(1, segment) + (s.gather(1, segment) - eps) / slope
+def _threshold(size: Tensor, cap: Tensor, eps: Tensor) -> Tensor:
+    """(B, 1) the λ with S(λ) = eps, for rows with S(0) > eps.
+
+    Newton's steps end on the root once they reach its segment; where one leaves the bracket, the bracket is halved.
+    """
+    low, high = torch.zeros_like(eps), size.amax(1, keepdim=True)
+    level = low
+    while True:
+        rest = size - level
+        excess = torch.minimum(rest, cap).clamp_(min=0).sum(1, keepdim=True) - eps
+        shrinking = ((rest > 0) & (rest <= cap)).sum(1, keepdim=True)  # just right of the level
+        ahead = level + excess / shrinking
+        low, high = torch.where(excess > 0, level, low), torch.where(excess > 0, high, level)
+        arrived = (excess.abs() <= 1e-12 * eps) | (ahead == level)
+        following = torch.where((ahead > low) & (ahead < high), ahead, (low + high) / 2)
+        following = torch.where(arrived, level, following)
+        if (following == level).all():
+            return level
+        level = following
 
 
 def _inwards(x0: Tensor, offset: Tensor) -> Tensor:

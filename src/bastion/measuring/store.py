@@ -15,6 +15,7 @@ import numpy as np
 
 from bastion import storage
 from bastion.errors import BastionError
+from bastion.measuring import sanity
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.recipe import WORST_CASE
 from bastion.run import Run
@@ -97,19 +98,37 @@ class Facts:
         return result
 
     def estimates(self) -> dict[str, Estimate]:
-        """Every column of yes and no or of real numbers, accuracies aside."""
-        columns = {name: column for name, column in self.columns.items() if column.dtype.kind in "bf"}
-        return {name: estimate(column) for name, column in columns.items() if not name.endswith(f"/{CORRECT}")}
+        """Every column of yes and no or of real numbers, accuracies and sanity checks aside."""
+        columns = {
+            name: column
+            for name, column in self.columns.items()
+            if column.dtype.kind in "bf" and not name.endswith(f"/{CORRECT}") and not sanity.is_check(name)
+        }
+        return {name: estimate(column) for name, column in columns.items()}
+
+    @property
+    def checks(self) -> int:
+        """How many sanity checks were made."""
+        return sum(map(sanity.is_check, self.columns))
+
+    def warnings(self) -> list[sanity.SanityWarning]:
+        """Why the accuracies should not be trusted, as far as the sanity checks can tell."""
+        return sanity.warnings(self.columns)
 
     def table(self) -> str:
-        """Accuracy with its 95 % interval, per probe and worst case, as text."""
+        """Accuracy with its 95 % interval, per probe and worst case, and the warnings, as text."""
         rows = [
             f"{label:<16} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
             for label, e in self.accuracies().items()
         ]
         about = self.about
         head = f"{about['model']} on {about['data']['name']} ({about['split']}), suite {about['suite']}"
-        return "\n".join([head, *rows])
+        return "\n".join([head, *rows, *self._doubts()])
+
+    def _doubts(self) -> list[str]:
+        if self.checks and not self.warnings():
+            return [f"sanity checks: {self.checks}, no warning"]
+        return [str(warning) for warning in self.warnings()]
 
 
 def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:

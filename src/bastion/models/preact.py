@@ -30,9 +30,11 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    def __init__(self, widths: tuple[int, ...], depths: tuple[int, ...], num_classes: int, in_chans: int) -> None:
+    def __init__(
+        self, widths: tuple[int, ...], depths: tuple[int, ...], num_classes: int, in_chans: int, stem_stride: int
+    ) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(in_chans, widths[0], 3, stem_stride, padding=1, bias=False)
         stages = []
         for stage, ((before, after), depth) in enumerate(zip(pairwise((widths[0], *widths)), depths, strict=True)):
             first = PreActBlock(before, after, stride=1 if stage == 0 else 2)
@@ -55,8 +57,10 @@ def resnet_micro(
     img_size: int = 32,
     widths: tuple[int, ...] = (32, 64, 128),
     depths: tuple[int, ...] = (2, 2, 2),
+    stem_stride: int = 1,
 ) -> Backbone:
     """Pre-activation ResNet with BatchNorm for 32×32 images, 0.7 M parameters."""
     if len(widths) != len(depths) or not widths:
         raise ValueError(f"widths and depths must name as many stages each, got {widths} and {depths}")
-    return Backbone(PreActResNet(widths, depths, num_classes, in_chans), num_classes, (in_chans, img_size, img_size))
+    network = PreActResNet(widths, depths, num_classes, in_chans, stem_stride)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size))

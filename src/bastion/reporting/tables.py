@@ -11,6 +11,7 @@ from typing import Any
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Facts, read_measurements
 from bastion.run import Run, open_run
 
@@ -39,6 +40,7 @@ class Row:
     subject: Subject
     facts: Facts
     accuracies: dict[str, Estimate]
+    warnings: list[SanityWarning]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,15 @@ class Comparison:
     @property
     def chance(self) -> float:
         return 1 / len(self.about["classes"])
+
+    @property
+    def doubted(self) -> list[Row]:
+        return [row for row in self.rows if row.warnings]
+
+    @property
+    def cleared(self) -> list[Row]:
+        """Rows that were checked, without a warning."""
+        return [row for row in self.rows if row.facts.checks and not row.warnings]
 
     def threat(self, label: str) -> str:
         """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack."""
@@ -119,6 +130,7 @@ def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
             subject=subject,
             facts=facts,
             accuracies=facts.accuracies(),
+            warnings=facts.warnings(),
         )
         for subject, facts in group
     ]
@@ -135,7 +147,13 @@ def summary(comparisons: Sequence[Comparison]) -> str:
         return "No accuracy has been measured yet."
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about['data']['name']} ({first.about['split']})"
-    return f"{'; '.join(said)}. Measured on {images}."
+    return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"
+
+
+def _doubt(comparison: Comparison) -> str:
+    """Nothing, or whose numbers may be wrong."""
+    names = [row.name for row in comparison.doubted]
+    return f" Sanity checks warn about the numbers of {', '.join(names)}: see below." if names else ""
 
 
 def _verdict(row: Row, *, spelled_out: bool) -> str:

@@ -87,6 +87,8 @@ class Trainer:
         self.data: DataSet = datasets.build(recipe.data.plain(), "data")
         self.split = _limited(self.data.train, recipe.train_limit)
         self.model = build_model(recipe, self.data).to(self.device)
+        if recipe.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = make_optimizer(self.model, self.objective, recipe.optimizer)
         self.steps_per_epoch = steps_per_epoch(self.split, recipe.batch)
         self.total_steps = recipe.schedule.epochs * self.steps_per_epoch

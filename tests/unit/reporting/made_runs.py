@@ -65,8 +65,12 @@ def measure_run(
     norm: str = "linf",
     identity: str = "",
     about: Mapping[str, Any] | None = None,
+    symptoms: Mapping[str, float] | None = None,
 ) -> None:
-    """Facts of an accuracy probe and of an attack with exactly these accuracies, spread over the examples."""
+    """Facts of an accuracy probe and of an attack with exactly these accuracies, spread over the examples.
+
+    With `symptoms`, the shares of the examples that show them, also of sanity checks.
+    """
     draw = np.random.default_rng(7)
     truth, other = draw.integers(0, len(classes), n), draw.integers(1, len(classes), n)
     mistaken = (truth + other) % len(classes)
@@ -88,6 +92,10 @@ def measure_run(
             "distance": np.where(fooled, EPS, np.nan).astype(np.float32),
         },
     }
+    if symptoms is not None:
+        facts["sanity"] = common | {
+            f"warning.{code}": np.arange(n) < round(share * n) for code, share in symptoms.items()
+        }
     stores = {name: ProbeStore.open(run, {"probe": name, "n": n, "of": identity}) for name in facts}
     for block in blocks(n, BLOCK):
         for name, columns in facts.items():

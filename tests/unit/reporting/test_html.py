@@ -11,6 +11,7 @@ import pytest
 from made_runs import MakeRun, measure_run, train_run
 
 from bastion.errors import BastionError
+from bastion.measuring.sanity import CHECKS
 from bastion.measuring.store import ProbeStore, read_measurements, write_measurement
 from bastion.reporting import html
 from bastion.reporting.html import report
@@ -155,6 +156,43 @@ def test_a_suite_without_accuracies_shows_its_values(tmp_path: Path) -> None:
     assert [" sigma/largest", " 2.5 2.5 to 2.5, n = 200"] in page.rows
 
 
+def test_warnings_stand_with_the_accuracies_of_their_model(make_run: MakeRun, tmp_path: Path) -> None:
+    symptoms = {"nan": 0, "zero-gradient": 0.115, "square-beats-white-box": 0, EVIL: 0.005}
+    doubtful = make_run("doubtful", clean=0.5, robust=0.4, symptoms=symptoms)
+    sound = make_run("sound", clean=0.5, robust=0.2, symptoms=dict.fromkeys(symptoms, 0))
+    content = page_of([doubtful, sound], tmp_path / "report.html")
+    page, text = Page(content), " ".join(Page(content).text.split())
+    assert "doubtful: 2 warnings about these numbers" in text
+    assert f"zero-gradient23 of 200 examples, probe sanity {CHECKS['zero-gradient'].meaning}" in text
+    assert f"{EVIL}1 of 200 examples, probe sanity A plug-in’s check" in text
+    assert "script" not in page.tags
+    assert "Sanity checks: 4 were made of sound, and found nothing." in text
+    assert "Sanity checks warn about the numbers of doubtful: see below." in text
+    assert ["⚠" in row[0] for row in page.rows[1:3]] == [True, False]
+    assert not any("warning" in cell for row in page.rows for cell in row)
+    assert text.index("2 warnings") < text.index("Dots are accuracies")
+
+
+def test_a_page_says_that_checks_found_nothing_only_if_they_were_made(
+    runs: list[Run], make_run: MakeRun, tmp_path: Path
+) -> None:
+    unchecked = Page(page_of(runs, tmp_path / "report.html")).text
+    assert "Sanity" not in unchecked and "⚠" not in unchecked
+    sound = make_run("sound", clean=0.5, robust=0.2, symptoms={"nan": 0, "stochastic": 0})
+    text = Page(page_of([sound], tmp_path / "report.html")).text
+    assert "Sanity checks: 2 were made, and found nothing." in text
+    assert "⚠" not in text and "about these numbers" not in text
+
+
+def test_a_suite_of_sanity_checks_alone_shows_its_warnings(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    measure_run(run, clean=0.5, robust=0.2, symptoms={"stochastic": 1})
+    (facts,) = read_measurements(run)
+    only = {"suite": "checks", "probes": {"sanity": facts.about["probes"]["sanity"]}, "described": {}}
+    write_measurement(run, facts.about | only)
+    assert Page(page_of([run], tmp_path / "report.html")).text.count("run: 1 warning about these numbers") == 2
+
+
 def test_what_is_no_run_or_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BastionError, match="not a run directory"):
         report([tmp_path], tmp_path / "report.html")
@@ -183,7 +221,7 @@ def luminance(colour: str) -> float:
 def test_all_text_has_enough_contrast(scheme: int) -> None:
     sheet = (Path(html.__file__).parent / "templates" / "report.css").read_text()
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", re.findall(r":root \{(.*?)\}", sheet, re.DOTALL)[scheme]))
-    assert len(colours) == 16
+    assert len(colours) == 17
     for paper in ("paper", "tint"):
         for name in colours.keys() - {"paper", "tint", "line"}:
             lights = sorted([luminance(colours[name]), luminance(colours[paper])])

@@ -1,0 +1,69 @@
+"""DeepFool (Moosavi-Dezfooli et al. 2016): straight to the nearest linearised boundary until the class changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bastion.attacks import attacks
+from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
+from bastion.attacks.losses import likeliest_wrong, misclassified
+from bastion.attacks.threat import Norm, Threat
+from bastion.errors import BastionError
+from bastion.types import Batch, hard
+
+
+@attacks.register("deepfool")
+@dataclass(frozen=True, kw_only=True)
+class DeepFool:
+    """Steps in the threat's norm, inside the box. A fooling point outside the threat's set does not count."""
+
+    steps: int = 50
+    overshoot: float = 0.02
+    classes: int = 10  # boundaries to so many of the likeliest wrong classes are looked at; a gradient for each
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.overshoot <= 0 or self.classes < 1:
+            raise BastionError(
+                "deepfool: need steps >= 0, overshoot above 0 and classes >= 1, got "
+                f"{self.steps}, {self.overshoot} and {self.classes}"
+            )
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm), name="deepfool")
+
+
+class StraightSteps(Search[Run]):
+    def __init__(self, settings: DeepFool, norm: Norm) -> None:
+        self.settings, self.norm = settings, norm
+
+    def start(self, jobs: Jobs, batch: Batch) -> Run:
+        return Run(
+            at=jobs.at,
+            x0=batch.x,
+            y=hard(batch.y),
+            target=jobs.target,
+            x=batch.x.clone(),
+            step=torch.zeros_like(jobs.at),
+            done=torch.zeros_like(jobs.at, dtype=torch.bool),
+        )
+
+    def wants_gradient(self, runs: Run) -> Tensor:
+        return runs.step < self.settings.steps
+
+    def loss(self, runs: Run, logits: Tensor) -> Tensor:
+        wrong = likeliest_wrong(logits, runs.y, self.settings.classes)
+        return logits.gather(1, wrong) - logits.gather(1, runs.y[:, None])
+
+    def tell(self, runs: Run, logits: Tensor, gradient: Tensor) -> None:
+        runs.done = (runs.step >= self.settings.steps) | misclassified(logits, runs.y)
+        if runs.done.all():
+            return
+        x = runs.x.flatten(1)
+        gap, normal = nearest_boundary(self.norm, self.loss(runs, logits), gradient)
+        move = to_hyperplane(self.norm, x, normal, (normal * x).sum(1) - gap)
+        runs.x = (x + (1 + self.settings.overshoot) * move).clamp(0, 1).view(runs.x.shape)
+        runs.step = runs.step + 1

@@ -1,0 +1,292 @@
+"""Many searches on one model at once: full batches of runs, each dropped the moment it is over.
+
+An attack is a rule (`Search`) for one run: which point to ask the model about next, given the answer to the last. A
+run is an example with perhaps a target class and a restart. `hunt` keeps a pool of runs whose rows share the model's
+batches: a run that has fooled the model, or spent its budget, makes room for the next. Runs do not see each other, so
+what an example gets does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import ClassVar, Generic, Literal, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bastion.attacks import journal
+from bastion.attacks.losses import likeliest_wrong, margin, misclassified
+from bastion.attacks.threat import Threat
+from bastion.attacks.victim import Victim, under_attack
+from bastion.types import Batch, hard
+
+# "hit": a run ends, and with it all runs of its example, when a point of the threat's set fools the model.
+# "nearest": all runs spend their budget; the fooling point nearest to the image counts.
+# "loss": all runs spend their budget; the point with the highest loss counts.
+Goal = Literal["hit", "nearest", "loss"]
+
+# A hit with a margin this small, relative to the largest logit, may be none in another batch: its run goes on.
+CONFIRMED = 1e-4
+
+
+class Table:
+    """A dataclass of tensors with one row per run."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def take(self, rows: Tensor) -> Self:
+        """The rows of a mask or of positions."""
+        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})  # type: ignore[arg-type]
+
+    def put(self, rows: Tensor, other: Self) -> None:
+        """Replace rows, in place."""
+        for field in fields(self):  # type: ignore[arg-type]
+            getattr(self, field.name)[rows] = getattr(other, field.name)
+
+
+@dataclass
+class Jobs(Table):
+    """Runs to be made, first ones first."""
+
+    at: Tensor  # (B,) the example's place in the batch
+    target: Tensor  # (B,) class to reach; the right class where the run has none
+    number: Tensor  # (B,) of the run among those of its example; its random numbers hang on it
+    restart: Tensor  # (B,)
+
+
+@dataclass
+class Run(Table):
+    """What every search keeps of a run; rules add their own."""
+
+    at: Tensor
+    x0: Tensor
+    y: Tensor
+    target: Tensor
+    x: Tensor  # the point to ask about next
+    step: Tensor  # int64 (B,): how many answers it has had
+    done: Tensor  # bool (B,): has spent its budget
+
+
+R = TypeVar("R", bound=Run)
+
+
+class Search(ABC, Generic[R]):
+    """The rule of an attack, for many runs at once."""
+
+    eot: int = 1  # gradients averaged over so many passes, for models that draw random numbers
+    splits: ClassVar[bool] = False  # runs differ in whether they want a gradient
+
+    @abstractmethod
+    def start(self, jobs: Jobs, batch: Batch) -> R:
+        """Runs at their first points; `batch` has the examples of the jobs, row by row."""
+
+    @abstractmethod
+    def wants_gradient(self, runs: R) -> Tensor:
+        """bool (B,): does the run need the gradient of `loss` at its point?"""
+
+    @abstractmethod
+    def loss(self, runs: R, logits: Tensor) -> Tensor:
+        """(B,) what to differentiate; or (B, K), for a gradient per column."""
+
+    @abstractmethod
+    def tell(self, runs: R, logits: Tensor, gradient: Tensor) -> None:
+        """Take the answer in: set `x` to the next point, or `done`. `gradient` is (B, …) or (B, K, …); zero for runs
+        that do not want it."""
+
+    def best(self, runs: R) -> tuple[Tensor, Tensor]:
+        """What a run has to show that fooled nobody: points, and scores to compare runs of an example by."""
+        return runs.x0, runs.x0.new_full((len(runs),), -torch.inf)
+
+
+class Findings:
+    """The best point of each example so far: a fooling one before any other, then the highest score."""
+
+    def __init__(self, x0: Tensor) -> None:
+        self.x = x0.clone()
+        self.score = x0.new_full((len(x0),), -torch.inf)
+        self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
+        self.settled = self.fooled.clone()  # fooled beyond doubt
+
+    def offer(self, at: Tensor, x: Tensor, score: Tensor, *, fooled: bool) -> None:
+        """Points for the examples at these places, where several may be for the same one."""
+        held = torch.where(self.fooled[at] == fooled, self.score[at], torch.inf if not fooled else -torch.inf)
+        score = score.to(self.score.dtype)
+        better = (score > held) & x.flatten(1).isfinite().all(1)  # a point that is none fools nobody
+        rows = _best_of_each(at[better], score[better])
+        at, x, score = at[better][rows], x[better][rows], score[better][rows]
+        self.x[at], self.score[at] = x, score
+        self.fooled[at] = fooled
+
+
+def _best_of_each(at: Tensor, score: Tensor) -> Tensor:
+    """Rows with the highest score of their example, the first of equals: at most one an example."""
+    order = torch.argsort(score, descending=True, stable=True)
+    order = order[torch.argsort(at[order], stable=True)]
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[1:] = at[order][1:] != at[order][:-1]
+    return order[first]
+
+
+def attack(
+    model: nn.Module,
+    batch: Batch,
+    threat: Threat,
+    rule: Callable[[int], Search[R]],
+    *,
+    name: str,
+    targets: int = 0,
+    restarts: int = 1,
+    goal: Goal = "hit",
+) -> Tensor:
+    """The points that the rule for so many classes finds; the image itself where it is misclassified already.
+
+    `targets` n: one run for each of the n likeliest wrong classes; 0: one without a target.
+    """
+    batch = batch.check(getattr(model, "num_classes", None), name)
+    if len(batch.x) == 0:
+        return batch.x
+    with under_attack(model, batch.x) as victim:
+        clean = logits_of(victim, batch)
+        found = Findings(batch.x)
+        if goal != "loss":
+            found.offer(torch.arange(len(clean)), batch.x, margin(clean, batch.y), fooled=False)
+            found.fooled = misclassified(clean, batch.y)
+            found.settled = found.fooled.clone()
+        chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
+        return hunt(rule(clean.shape[1]), victim, batch, threat, found, targets=chosen, restarts=restarts, goal=goal).x
+
+
+def logits_of(victim: Victim, batch: Batch) -> Tensor:
+    """Of the clean images, a batch at a time."""
+    with torch.no_grad():
+        logits = torch.cat([victim(x) for x in torch.split(batch.x, victim.lanes)])
+    journal.passes(batch.index.tolist(), [1] * len(batch.x), [0] * len(batch.x))
+    return logits
+
+
+def hunt(
+    rule: Search[R],
+    victim: Victim,
+    batch: Batch,
+    threat: Threat,
+    found: Findings,
+    *,
+    targets: Tensor | None = None,
+    restarts: int = 1,
+    goal: Goal = "hit",
+) -> Findings:
+    """Make every run of every example that is not settled. `targets` (B, n): classes to reach, in this order."""
+    waiting = _line_up(batch, targets, restarts)
+    waiting = waiting.take(~found.settled[waiting.at])
+    passes = torch.zeros(2, len(batch.x), dtype=torch.int64, device=batch.x.device)
+    capacity = victim.lanes * (2 if rule.splits else 1)
+    runs, waiting = _begin(rule, batch, waiting, capacity)
+    while len(runs):
+        rows = _alike(rule.wants_gradient(runs), victim.lanes) if rule.splits else None
+        asked = runs if rows is None else runs.take(rows)
+        points = asked.x
+        logits, gradient = _ask(rule, victim, asked, passes)
+        _notice_blindness(rule, asked, gradient, batch)
+        if goal != "loss":
+            _harvest(asked, points, logits, threat, goal, found)
+        rule.tell(asked, logits, gradient)
+        if asked.done.any():
+            ended = asked.take(asked.done)
+            found.offer(ended.at, *rule.best(ended), fooled=False)
+        if rows is not None:
+            runs.put(rows, asked)
+        runs, waiting = _refill(rule, batch, runs, waiting, found.settled)
+    journal.passes(batch.index.tolist(), passes[0].tolist(), passes[1].tolist())
+    return found
+
+
+def _line_up(batch: Batch, targets: Tensor | None, restarts: int) -> Jobs:
+    """All runs: every example's first target before any second one, all targets before the next restart."""
+    classes = hard(batch.y)[:, None] if targets is None else targets
+    count = classes.shape[1]
+    at = torch.arange(len(batch.x), device=classes.device).repeat(count * restarts)
+    number = torch.arange(count * restarts, device=classes.device).repeat_interleave(len(batch.x))
+    return Jobs(at, classes[at, number % max(count, 1)], number, number // max(count, 1))
+
+
+def _begin(rule: Search[R], batch: Batch, waiting: Jobs, count: int) -> tuple[R, Jobs]:
+    """Start the first `count` jobs; the others go on waiting."""
+    rows = torch.arange(len(waiting), device=waiting.at.device)
+    jobs = waiting.take(rows[:count])
+    return rule.start(jobs, batch.select(jobs.at)), waiting.take(rows[count:])
+
+
+def _alike(wants: Tensor, lanes: int) -> Tensor | None:
+    """Up to `lanes` rows that want the same, of the kind that has more; None: that is all rows."""
+    kind = wants.sum() * 2 >= len(wants)
+    rows = (wants == kind).nonzero()[:lanes, 0]
+    return None if len(rows) == len(wants) else rows
+
+
+def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits at the runs' points, and gradients if any run wants one."""
+    wanted = bool(rule.wants_gradient(runs).any())
+    x = runs.x.detach().requires_grad_(wanted)
+    total = torch.zeros_like(runs.x)
+    for draw in range(rule.eot):
+        with torch.set_grad_enabled(wanted):
+            logits = victim(x)
+            if wanted:
+                gradient = _gradient(rule.loss(runs, logits), x)
+                total = gradient if draw == 0 else total + gradient
+    ones = torch.full_like(runs.at, rule.eot)
+    passes[0].index_add_(0, runs.at, ones)
+    if wanted:
+        columns = total.shape[1] if total.ndim > runs.x.ndim else 1
+        passes[1].index_add_(0, runs.at, ones * columns)
+    return logits.detach(), total / rule.eot
+
+
+def _notice_blindness(rule: Search[R], runs: R, gradient: Tensor, batch: Batch) -> None:
+    """A run whose first gradient is zero everywhere sees nothing to climb: its failure says nothing."""
+    first = (runs.step == 0) & rule.wants_gradient(runs)
+    if first.any():
+        blind = first & (gradient.flatten(1) == 0).all(1)
+        journal.note("zero-gradient", batch.index[runs.at[blind]].tolist())
+
+
+def _gradient(loss: Tensor, x: Tensor) -> Tensor:
+    """Of each example's loss at its own point; of each column if there are several."""
+    if loss.ndim == 2:
+        columns = [torch.autograd.grad(column.sum(), x, retain_graph=True)[0] for column in loss.unbind(1)]
+        gradient = torch.stack(columns, 1)
+    else:
+        (gradient,) = torch.autograd.grad(loss.sum(), x)
+    # A coordinate without a gradient must not stop the others: that would look like robustness.
+    return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings) -> None:
+    """Keep the points that fool the model inside the threat's set."""
+    fooled = misclassified(logits, runs.y)
+    if not fooled.any():
+        return
+    at, x, x0, logits, y = runs.at[fooled], x[fooled], runs.x0[fooled], logits[fooled], runs.y[fooled]
+    inside = threat.contains(x0, x)
+    lead = margin(logits, y).nan_to_num(nan=torch.inf)  # no answer is not the right answer
+    score = lead if goal == "hit" else -threat.distance(x0, x)
+    found.offer(at[inside], x[inside], score[inside], fooled=True)
+    if goal == "hit":
+        sure = lead > CONFIRMED * logits.abs().amax(1)
+        found.settled[at[inside & (sure | lead.isinf())]] = True
+
+
+def _refill(rule: Search[R], batch: Batch, runs: R, waiting: Jobs, settled: Tensor) -> tuple[R, Jobs]:
+    """Give the places of runs that are over to those that wait."""
+    over = runs.done | settled[runs.at]
+    if not over.any():
+        return runs, waiting
+    waiting = waiting.take(~settled[waiting.at])
+    free = over.nonzero()[:, 0]
+    fresh, waiting = _begin(rule, batch, waiting, len(free))
+    runs.put(free[: len(fresh)], fresh)
+    over[free[: len(fresh)]] = False
+    return (runs.take(~over) if over.any() else runs), waiting

@@ -1,0 +1,88 @@
+"""Attacks one after another, each on what the ones before it could not fool; AutoAttack is such an ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from bastion.attacks import attacks, journal
+from bastion.attacks.apgd import APGD
+from bastion.attacks.fab import FAB
+from bastion.attacks.judge import standing
+from bastion.attacks.square import Square
+from bastion.attacks.threat import Norm, Threat
+from bastion.attacks.victim import under_attack
+from bastion.errors import BastionError
+from bastion.types import Attack, Batch
+
+Version = Literal["standard", "plus", "rand"]
+
+
+@attacks.register("ensemble")
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """An example that a member has fooled, as judged on the model as given, is not shown to the next."""
+
+    members: tuple[Attack, ...]
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise BastionError("ensemble: needs at least one member")
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        batch = batch.check(getattr(model, "num_classes", None), "ensemble")
+        x = batch.x.clone()
+        if len(x) == 0:
+            return x
+        right, best = standing(model, x, batch.y)
+        with under_attack(model, x) as victim:
+            for number, member in enumerate(self.members):
+                if not right.any():
+                    break
+                at = right.nonzero()[:, 0]
+                survivors = batch.select(at)
+                proposed = member(victim, survivors, threat, seed=seed)
+                still, lead = standing(model, proposed, survivors.y)
+                inside = threat.contains(survivors.x, proposed)
+                fooled = ~still & inside
+                better = fooled | (inside & (lead > best[at]))
+                x[at[better]], best[at[better]] = proposed[better], lead[better]
+                right[at[fooled]] = False
+                self._report(number, survivors.index[fooled].tolist())
+        return x
+
+    def _report(self, number: int, fooled: list[int]) -> None:
+        journal.fooled(fooled, number)
+        sighted = any(not isinstance(member, Square) for member in self.members[:number])
+        if isinstance(self.members[number], Square) and sighted:
+            journal.note("square-beats-white-box", fooled)
+
+
+@attacks.register("autoattack")
+@dataclass(frozen=True, kw_only=True)
+class AutoAttack:
+    """AutoAttack (Croce and Hein 2020, 2021) with its official settings for each norm.
+
+    `standard` is what robust accuracy is reported with; `plus` has more restarts and losses; `rand`, for models that
+    draw random numbers, averages gradients over 20 passes.
+    """
+
+    version: Version = "standard"
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        return self.ensemble(threat.norm)(model, batch, threat, seed=seed)
+
+    def ensemble(self, norm: Norm) -> Ensemble:
+        if self.version == "rand":
+            runs = APGD(eot=20, phases=False), APGD(loss="dlr", eot=20, phases=False)
+            return Ensemble(members=runs)
+        fab, square = FAB(targets=9), Square()
+        if self.version == "plus":
+            ce, dlr = APGD(restarts=5, phases=False), APGD(loss="dlr", restarts=5, phases=False)
+            targeted = APGD(loss="dlr", targets=9, phases=False)
+            return Ensemble(members=(ce, dlr, FAB(restarts=5), square, targeted, fab))
+        if norm == "l1":
+            return Ensemble(members=(APGD(restarts=5), APGD(loss="dlr", targets=5), fab, square))
+        return Ensemble(members=(APGD(), APGD(loss="dlr", targets=9), fab, square))

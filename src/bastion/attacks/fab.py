@@ -1,0 +1,146 @@
+"""FAB (Croce and Hein 2020): the fooling point nearest to the image, by steps to the linearised decision boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bastion import rng
+from bastion.attacks import attacks
+from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
+from bastion.attacks.losses import likeliest_wrong, misclassified, targeted_margin
+from bastion.attacks.threat import Threat, length
+from bastion.errors import BastionError
+from bastion.types import Batch, hard
+
+PULL = 0.1  # most that a step is drawn towards the image (α_max)
+
+
+@attacks.register("fab")
+@dataclass(frozen=True, kw_only=True)
+class FAB:
+    """`targets` 0: towards the nearest of all classes, a gradient for each; n: a run for each of the n likeliest.
+
+    `keep` "fooled" stops at the first fooling point of the threat's set; "nearest" spends all steps to come closer.
+    """
+
+    steps: int = 100
+    targets: int = 0
+    restarts: int = 1
+    overshoot: float = 1.05  # η: how far past the boundary a step goes
+    backward: float = 0.9  # β: how far a fooling point is drawn back towards the image
+    keep: Literal["fooled", "nearest"] = "fooled"
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.targets) < 0 or self.restarts < 1:
+            raise BastionError(
+                f"fab: need steps and targets >= 0, restarts >= 1, got {self.steps}, {self.targets}, {self.restarts}"
+            )
+        if not self.overshoot > 1 or not 0 < self.backward < 1:
+            raise BastionError(
+                f"fab: overshoot must be above 1 and backward between 0 and 1, got {self.overshoot} and {self.backward}"
+            )
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        return attack(
+            model,
+            batch,
+            threat,
+            lambda classes: BoundarySteps(self, threat, seed),
+            name="fab",
+            targets=self.targets,
+            restarts=self.restarts,
+            goal="hit" if self.keep == "fooled" else "nearest",
+        )
+
+
+@attacks.register("fab-t")
+def fab_t(*, steps: int = 100, targets: int = 9, restarts: int = 1) -> FAB:
+    """FAB with a run for each of the likeliest wrong classes: one gradient a step, however many classes there are."""
+    return FAB(steps=steps, targets=targets, restarts=restarts)
+
+
+@dataclass
+class Approach(Run):
+    tested: Tensor  # bool (B,): x is where a step leads; does it fool?
+    hopeful: Tensor  # bool (B,): the last one did, so this one is asked without a gradient
+
+
+class BoundarySteps(Search[Approach]):
+    """A point that does not fool is where the next step starts, and its gradient is there already. One that does is
+    drawn back first, and its gradient would be for nothing."""
+
+    splits = True
+
+    def __init__(self, settings: FAB, threat: Threat, seed: int) -> None:
+        self.settings, self.threat, self.seed = settings, threat, seed
+
+    def start(self, jobs: Jobs, batch: Batch) -> Approach:
+        no = torch.zeros_like(jobs.at, dtype=torch.bool)
+        return Approach(
+            at=jobs.at,
+            x0=batch.x,
+            y=hard(batch.y),
+            target=jobs.target,
+            x=torch.where((jobs.restart > 0).view(-1, 1, 1, 1), self._nearby(jobs, batch), batch.x),
+            step=torch.zeros_like(jobs.at),
+            done=no,
+            tested=no.clone(),
+            hopeful=no.clone(),
+        )
+
+    def _nearby(self, jobs: Jobs, batch: Batch) -> Tensor:
+        """A random point at half the radius, for restarts."""
+        draw = rng.key("fab") + jobs.number
+        if self.threat.norm == "linf":
+            offset = rng.uniform(self.seed, batch.index, draw, batch.x.shape[1:], -1, 1, dtype=batch.x.dtype)
+        else:
+            offset = rng.normal(self.seed, batch.index, draw, batch.x.shape[1:], dtype=batch.x.dtype)
+        unit = offset / length(self.threat.norm, offset).view(-1, 1, 1, 1)
+        return (batch.x + self.threat.eps / 2 * unit).clamp(0, 1)
+
+    def wants_gradient(self, runs: Approach) -> Tensor:
+        return (runs.step < self.settings.steps) & ~(runs.tested & runs.hopeful)
+
+    def loss(self, runs: Approach, logits: Tensor) -> Tensor:
+        if self.settings.targets:
+            return targeted_margin(logits, runs.y, runs.target)
+        wrong = likeliest_wrong(logits, runs.y, logits.shape[1])
+        return logits.gather(1, wrong) - logits.gather(1, runs.y[:, None])
+
+    def tell(self, runs: Approach, logits: Tensor, gradient: Tensor) -> None:
+        settings = self.settings
+        fooled = runs.tested & misclassified(logits, runs.y)
+        had_gradient = self.wants_gradient(runs)
+        runs.done = runs.step >= settings.steps
+        runs.hopeful = torch.where(runs.tested, fooled, runs.hopeful)
+        steps = had_gradient & ~fooled & ~runs.done
+        back = runs.x0 + settings.backward * (runs.x - runs.x0)
+        x = torch.where(fooled.view(-1, 1, 1, 1), back, runs.x)
+        if steps.any():
+            x[steps] = self._step(runs.take(steps), logits[steps], gradient[steps])
+        runs.x, runs.tested, runs.step = x, steps, runs.step + steps.long()
+
+    def _step(self, runs: Approach, logits: Tensor, gradient: Tensor) -> Tensor:
+        x, x0 = runs.x.flatten(1), runs.x0.flatten(1)
+        gap, normal = self._plane(runs, logits, gradient)
+        offset = (normal * x).sum(1) - gap
+        moves = to_hyperplane(
+            self.threat.norm, torch.cat([x, x0]), torch.cat([normal, normal]), torch.cat([offset, offset])
+        )
+        here, there = moves.chunk(2)
+        near, far = (length(self.threat.norm, move).clamp(min=1e-8) for move in (here, there))
+        pull = (near / (near + far)).clamp(max=PULL)[:, None]
+        eta = self.settings.overshoot
+        return ((1 - pull) * (x + eta * here) + pull * (x0 + eta * there)).clamp(0, 1).view(runs.x.shape)
+
+    def _plane(self, runs: Approach, logits: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Gap and normal of the boundary to walk to: the target's, or the nearest one."""
+        gap = self.loss(runs, logits)
+        if self.settings.targets:
+            return gap, gradient.flatten(1)
+        return nearest_boundary(self.threat.norm, gap, gradient)

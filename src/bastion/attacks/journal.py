@@ -1,0 +1,57 @@
+"""What an attack says about its work, besides the points it returns: passes, notices, which member fooled whom.
+
+Attacks write into the journal that is open; where nobody opened one, it is thrown away. Like `torch.no_grad`, an open
+journal belongs to the code inside its `with`, not to the program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Journal:
+    """Keys are the examples' numbers in their data set."""
+
+    forwards: Counter[int] = field(default_factory=Counter)  # images sent through the model, by example
+    backwards: Counter[int] = field(default_factory=Counter)
+    fooled_by: dict[int, int] = field(default_factory=dict)  # number of the ensemble's member that did it
+    # Codes and the examples that show them, None: all. `measuring/sanity.py` has their texts.
+    notices: dict[str, set[int] | None] = field(default_factory=dict)
+
+
+_open: ContextVar[Journal | None] = ContextVar("journal", default=None)
+
+
+@contextmanager
+def opened() -> Iterator[Journal]:
+    """A fresh journal, for all that is attacked inside."""
+    fresh = Journal()
+    token = _open.set(fresh)
+    try:
+        yield fresh
+    finally:
+        _open.reset(token)
+
+
+def note(code: str, index: Sequence[int] | None = None) -> None:
+    """A doubt about the attack's result: on these examples, or on all of them."""
+    if (journal := _open.get()) is None or (index is not None and len(index) == 0):
+        return
+    noted = journal.notices.setdefault(code, set())
+    journal.notices[code] = None if index is None or noted is None else noted | set(index)
+
+
+def passes(index: Sequence[int], forwards: Sequence[int], backwards: Sequence[int]) -> None:
+    if (journal := _open.get()) is not None:
+        journal.forwards.update(dict(zip(index, forwards, strict=True)))
+        journal.backwards.update(dict(zip(index, backwards, strict=True)))
+
+
+def fooled(index: Sequence[int], member: int) -> None:
+    if (journal := _open.get()) is not None:
+        journal.fooled_by.update(dict.fromkeys(index, member))

@@ -1,0 +1,100 @@
+"""The smallest perturbation that fools: FAB's nearest point, then bisection over the radius with targeted APGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bastion.attacks import attacks
+from bastion.attacks.apgd import APGD
+from bastion.attacks.engine import Findings, hunt, logits_of
+from bastion.attacks.fab import FAB, BoundarySteps
+from bastion.attacks.losses import likeliest_wrong, misclassified
+from bastion.attacks.threat import Threat
+from bastion.attacks.victim import Victim, under_attack
+from bastion.errors import BastionError
+from bastion.types import Batch
+
+
+@attacks.register("minimal")
+@dataclass(frozen=True, kw_only=True)
+class Minimal:
+    """The nearest fooling point of the threat's set; give a threat as large as the box to find it wherever it is.
+
+    Each bisection attacks every example at its own radius, from its nearest fooling point drawn in to that radius.
+    """
+
+    fab_steps: int = 100
+    fab_targets: int = 9
+    bisections: int = 10
+    steps: int = 40  # of APGD at each radius, for each target
+    targets: int = 3
+
+    def __post_init__(self) -> None:
+        if min(self.fab_steps, self.bisections, self.steps) < 0 or min(self.fab_targets, self.targets) < 1:
+            raise BastionError(f"minimal: need steps and bisections >= 0 and at least one target, got {self}")
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        batch = batch.check(getattr(model, "num_classes", None), "minimal")
+        if len(batch.x) == 0:
+            return batch.x
+        with under_attack(model, batch.x) as victim:
+            clean = logits_of(victim, batch)
+            found = Findings(batch.x)
+            found.fooled = misclassified(clean, batch.y)
+            found.settled = found.fooled.clone()
+            fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed)
+            targets = likeliest_wrong(clean, batch.y, max(self.fab_targets, self.targets))
+            hunt(fab, victim, batch, threat, found, targets=targets[:, : self.fab_targets], goal="nearest")
+            self._narrow(victim, batch, threat, found, targets[:, : self.targets], clean.shape[1], seed)
+        return found.x
+
+    def _narrow(
+        self,
+        victim: Victim,
+        batch: Batch,
+        threat: Threat,
+        found: Findings,
+        targets: Tensor,
+        classes: int,
+        seed: int,
+    ) -> None:
+        """Halve the gap between the largest radius that failed and the smallest that did not, for each example."""
+        low = torch.zeros(len(batch.x), dtype=torch.float64, device=batch.x.device)
+        high = torch.where(found.fooled, threat.distance(batch.x, found.x), threat.eps)
+        attack = APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
+        for turn in range(self.bisections + 1):
+            # First the whole radius, where FAB found nothing.
+            radius = torch.where(found.fooled, (low + high) / 2, high) if turn else high
+            open_ = ~found.settled & (found.fooled if turn else ~found.fooled)
+            if not open_.any():
+                continue
+            tried = self._try(victim, batch, threat, found, targets, open_, attack, radius, classes, seed)
+            better = tried.fooled & open_
+            found.x[better], found.fooled[better] = tried.x[better], True
+            high = torch.where(better, torch.minimum(radius, threat.distance(batch.x, tried.x)), high)
+            low = torch.where(open_ & ~better, radius, low)
+
+    def _try(
+        self,
+        victim: Victim,
+        batch: Batch,
+        threat: Threat,
+        found: Findings,
+        targets: Tensor,
+        open_: Tensor,
+        attack: APGD,
+        radius: Tensor,
+        classes: int,
+        seed: int,
+    ) -> Findings:
+        """Is there a fooling point at this radius?"""
+        rule = attack.rule(threat.norm, radius, classes, seed)
+        if found.fooled[open_].all():
+            rule.starts = found.x
+        tried = Findings(batch.x)
+        tried.settled = ~open_
+        hunt(rule, victim, batch, threat, tried, targets=targets)
+        return tried

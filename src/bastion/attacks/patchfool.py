@@ -1,0 +1,200 @@
+"""Patch-Fool (Fu et al. 2022): a few patches that mislead a Vision Transformer's attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bastion import rng
+from bastion.attacks import attacks
+from bastion.attacks.losses import ce, misclassified
+from bastion.attacks.patch import (
+    SELECTING_BLOCK,
+    Choice,
+    Grid,
+    check_patches,
+    choose_patches,
+    patch_attention,
+    random_patch,
+)
+from bastion.attacks.pgd import Incumbent, evaluate
+from bastion.attacks.threat import Threat
+from bastion.errors import BastionError
+from bastion.types import Batch
+
+NAME = "patch-fool"
+
+
+@attacks.register(NAME)
+@dataclass(frozen=True, kw_only=True)
+class PatchFool:
+    """Patch-Fool (Fu et al. 2022): ascend cross-entropy and the attention that the first patch gets.
+
+    The threat bounds the pixels of the patches: linf 1 is the paper's attack, smaller balls are its mild variants.
+    `pixels` makes it sparse: at most so many pixels of the patches change, and which ones is learnt too. The best
+    iterate is returned, the paper's code takes the last one.
+    """
+
+    patches: int = 1
+    size: int | None = None  # side of a patch in pixels; None: that of the model's own tokens
+    choose: Choice = "attention"
+    block: int = SELECTING_BLOCK  # the block whose attention chooses; the last one of shallower models
+    steps: int = 250
+    rel_step: float = 0.05  # Adam's, in units of the most a pixel may change: the paper's 0.22 normalised
+    decay: float = 0.95  # of the step, every `decay_every` steps
+    decay_every: int = 10
+    weight: float = 0.002  # of the attention's gradients, α in the paper
+    pixels: int | None = None
+    pixel_step: float = 0.01  # sparse only: Adam's, for the scores that choose pixels
+    pixel_steps: int = 200  # sparse only: after so many steps the choice of pixels is final
+
+    def __post_init__(self) -> None:
+        check_patches(NAME, self.patches, 1 if self.size is None else self.size)
+        if self.steps < 0 or self.decay_every < 1 or self.pixel_steps < 0 or self.block < 0:
+            raise BastionError(
+                f"{NAME}: need steps, pixel_steps and block >= 0 and decay_every >= 1, got {self.steps}, "
+                f"{self.pixel_steps}, {self.block} and {self.decay_every}"
+            )
+        if not (self.rel_step > 0 and self.pixel_step > 0 and 0 < self.decay <= 1 and self.weight >= 0):
+            raise BastionError(
+                f"{NAME}: need rel_step and pixel_step > 0, decay in (0, 1] and weight >= 0, got {self.rel_step}, "
+                f"{self.pixel_step}, {self.decay} and {self.weight}"
+            )
+        if self.pixels is not None and self.pixels < 1:
+            raise BastionError(f"{NAME}: pixels is how many may change, at least 1, got {self.pixels}; or leave it out")
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        x0 = batch.check(getattr(model, "num_classes", None), NAME).x.detach()
+        best = Incumbent(x0)
+        best.offer(x0, *evaluate(model, x0, batch.y, ce))
+        grid, chosen = self._patches(model, batch, seed)
+        canvas = Canvas(self, batch, threat, grid.mask(chosen), seed=seed)
+        first = grid.mask(chosen[:, :1])
+        for step in range(self.steps):
+            x = canvas.image()
+            loss, fooled, gradients = ascent(model, x, batch.y, first if self.weight else None)
+            best.offer(x, loss, fooled)
+            canvas.repaint(gradients, step)
+        x = canvas.image()
+        best.offer(x, *evaluate(model, x, batch.y, ce))
+        return best.x
+
+    def _patches(self, model: nn.Module, batch: Batch, seed: int) -> tuple[Grid, Tensor]:
+        """The grid, and (B, patches) numbers of the chosen ones."""
+        grid = Grid.of(batch.x, self.size or _token_size(model, batch.x))
+        draw = rng.key(NAME, "patches")
+        chosen = choose_patches(
+            model, batch, grid, self.choose, self.patches, seed=seed, draw=draw, where=NAME, block=self.block
+        )
+        return grid, chosen
+
+
+class Canvas:
+    """What is painted on the patches; in the sparse variant also on which of their pixels."""
+
+    def __init__(self, attack: PatchFool, batch: Batch, threat: Threat, allowed: Tensor, *, seed: int) -> None:
+        self.attack, self.threat, self.allowed, self.x0 = attack, threat, allowed, batch.x.detach()
+        self.colours = random_patch(threat, self.x0, allowed, batch.index, seed=seed, draw=rng.key(NAME, "start"))
+        # (B, 1, H, W): the pixels with the highest scores are painted
+        self.scores = rng.uniform(seed, batch.index, rng.key(NAME, "pixels"), allowed.shape[1:], dtype=self.x0.dtype)
+        self.painting = _adam(self.colours, attack.rel_step * min(threat.eps, 1.0))
+        self.picking = _adam(self.scores, attack.pixel_step)
+
+    def image(self) -> Tensor:
+        """The point of the threat's set that the canvas stands for."""
+        touched = self._touched()
+        x = self.threat.project(self.x0, torch.where(touched, self.colours, self.x0))
+        self.colours.copy_(torch.where(touched, x, self.colours))
+        return x
+
+    def repaint(self, gradients: list[Tensor], step: int) -> None:
+        """One step of Adam up the merged gradients (with respect to the image)."""
+        touched, weight = self._touched(), self.attack.weight
+        self.colours.grad = merged([gradient * touched for gradient in gradients], weight)
+        if self.attack.pixels and step < self.attack.pixel_steps:
+            # The hard choice passes its gradient straight through, as if the image were x0 + score·(colour - x0).
+            change = self.allowed * (self.colours - self.x0)
+            self.scores.grad = merged([(gradient * change).sum(1, keepdim=True) for gradient in gradients], weight)
+            self.picking.step()
+        self.painting.step()
+        if (step + 1) % self.attack.decay_every == 0:
+            self.painting.param_groups[0]["lr"] *= self.attack.decay
+
+    def _touched(self) -> Tensor:
+        """(B, 1, H, W) bool."""
+        if self.attack.pixels is None:
+            return self.allowed
+        ranked = (
+            self.scores.masked_fill(~self.allowed, -torch.inf).flatten(1).argsort(stable=True, dim=1, descending=True)
+        )
+        picked = torch.zeros_like(self.allowed).flatten(1).scatter(1, ranked[:, : self.attack.pixels], True)
+        return picked.view_as(self.allowed) & self.allowed
+
+
+class Ascent(NamedTuple):
+    loss: Tensor  # (B,) cross-entropy
+    fooled: Tensor  # bool (B,)
+    gradients: list[Tensor]  # of the cross-entropy, then of the attention that each block pays to the first patch
+
+
+def ascent(model: nn.Module, x: Tensor, y: Tensor, first: Tensor | None) -> Ascent:
+    """Gradients with respect to x, example by example; `first` is the mask of the first patch, None: no attention."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        logits, maps = patch_attention(model, x, NAME)
+        loss = ce(logits, y)
+        aims = [loss] if first is None else [loss, *(attention_paid(maps[block], first) for block in early(len(maps)))]
+        gradients = [torch.autograd.grad(aim.sum(), x, retain_graph=True)[0] for aim in aims]
+    finite = [gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for gradient in gradients]
+    return Ascent(loss.detach(), misclassified(logits.detach(), y), finite)
+
+
+def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:
+    """(B,) J of Patch-Fool: the mean over queries of the log of the attention (B, queries, rows, columns) to a patch.
+
+    Where patches are not tokens, a token counts by the share of its pixels that lie in the patch.
+    """
+    share = F.adaptive_avg_pool2d(
+        patch.to(attention.dtype), (attention.shape[2], attention.shape[3])
+    )  # (B, 1, rows, columns)
+    paid = (attention * share).sum((2, 3)).clamp(min=torch.finfo(attention.dtype).tiny)
+    return paid.log().mean(1)
+
+
+def early(depth: int) -> list[int]:
+    """The blocks whose attention is misled: the first half but for the first one; of very shallow models the first."""
+    return list(range(1, depth // 2)) or [0]
+
+
+def merged(gradients: list[Tensor], weight: float) -> Tensor:
+    """The first gradient, plus the weighted sum of the others freed from what opposes it."""
+    main, *others = gradients
+    return main + weight * sum((without_conflict(other, main) for other in others), torch.zeros_like(main))
+
+
+def without_conflict(gradient: Tensor, main: Tensor) -> Tensor:
+    """PCGrad (Yu et al. 2020), example by example: if it opposes `main`, only what is orthogonal to `main` is left."""
+    unit = main / main.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-38)  # or squares of small ones vanish
+    inner = (gradient * unit).sum((1, 2, 3), keepdim=True).clamp(max=0)
+    return gradient - inner / unit.square().sum((1, 2, 3), keepdim=True).clamp(min=1e-38) * unit
+
+
+def _adam(values: Tensor, step: float) -> torch.optim.Adam:
+    """Ascending. A model that is sure of itself has small gradients; `eps` must not drown them."""
+    return torch.optim.Adam([values], lr=step, eps=1e-12, maximize=True)
+
+
+def _token_size(model: nn.Module, x: Tensor) -> int:
+    """Side in pixels of the square that a token of the model stands for."""
+    with torch.no_grad():
+        rows, columns = patch_attention(model, x[:1], NAME)[1][0].shape[2:]
+    if x.shape[2] % rows or x.shape[2] // rows * columns != x.shape[3]:
+        raise BastionError(
+            f"{NAME}: an image of {x.shape[2]}×{x.shape[3]} does not divide into the model's {rows}×{columns} tokens; "
+            "give the size of a patch in pixels"
+        )
+    return x.shape[2] // rows

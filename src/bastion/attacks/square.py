@@ -1,0 +1,257 @@
+"""Square Attack (Andriushchenko et al. 2020): random squares, kept when the margin falls. No gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bastion import rng
+from bastion.attacks import attacks
+from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.losses import margin
+from bastion.attacks.threat import Threat, project
+from bastion.errors import BastionError
+from bastion.types import Batch, hard
+
+# The share of the image that a square covers halves after each of these queries, of 10,000.
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+TILES = 5  # the l2 and l1 starts lay a pattern on so many tiles a side
+
+
+@attacks.register("square")
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    """`rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not."""
+
+    queries: int = 5000
+    share: float = 0.8  # of the image that the first squares cover
+    restarts: int = 1
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.queries < 0 or self.restarts < 1 or not 0 < self.share <= 1:
+            raise BastionError(
+                "square: need queries >= 0, restarts >= 1 and a share in (0, 1], got "
+                f"{self.queries}, {self.restarts} and {self.share}"
+            )
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        kind = PaintedSquares if threat.norm == "linf" else MovedSquares
+        return attack(
+            model, batch, threat, lambda classes: kind(self, threat, seed), name="square", restarts=self.restarts
+        )
+
+    def sides(self, height: int, width: int, *, odd: bool) -> Tensor:
+        """(queries,) the side of the square that each query changes, in pixels."""
+        stretch = 10_000 / max(self.queries, 1) if self.rescale else 1.0
+        sides = []
+        for query in range(self.queries):
+            halvings = sum(int(query * stretch) > after for after in HALVINGS)
+            side = max(round(math.sqrt(self.share / 2**halvings * height * width)), 1)
+            if odd:
+                side = max(side, 3)
+                side += side % 2 == 0
+            sides.append(min(side, height, width))
+        return torch.tensor(sides, dtype=torch.int64)
+
+
+@dataclass
+class Squares(Run):
+    kept: Tensor  # the best point so far
+    kept_margin: Tensor  # (B,) of the model's answer there; the lower the better
+    index: Tensor
+    number: Tensor
+
+
+class RandomSquares(Search[Squares]):
+    """Ask about the kept point with one square changed; keep the change if it pays off."""
+
+    odd = True
+
+    def __init__(self, settings: Square, threat: Threat, seed: int) -> None:
+        self.settings, self.threat, self.seed = settings, threat, seed
+        self.sides = torch.zeros(0)
+
+    def start(self, jobs: Jobs, batch: Batch) -> Squares:
+        self.sides = self.settings.sides(*batch.x.shape[2:], odd=self.odd).to(batch.x.device)
+        x = self.first(batch, jobs.number)
+        return Squares(
+            at=jobs.at,
+            x0=batch.x,
+            y=hard(batch.y),
+            target=jobs.target,
+            x=x,
+            step=torch.zeros_like(jobs.at),
+            done=torch.zeros_like(jobs.at, dtype=torch.bool),
+            kept=x.clone(),
+            kept_margin=x.new_full((len(x),), torch.inf),
+            index=batch.index,
+            number=jobs.number,
+        )
+
+    def wants_gradient(self, runs: Squares) -> Tensor:
+        return torch.zeros_like(runs.done)
+
+    def loss(self, runs: Squares, logits: Tensor) -> Tensor:
+        return margin(logits, runs.y)
+
+    def tell(self, runs: Squares, logits: Tensor, gradient: Tensor) -> None:
+        lead = -margin(logits, runs.y)
+        lower = lead < runs.kept_margin
+        runs.kept = torch.where((lower | (lead <= 0)).view(-1, 1, 1, 1), runs.x, runs.kept)
+        runs.kept_margin = torch.where(lower, lead, runs.kept_margin)
+        runs.done = runs.step >= self.settings.queries
+        side = self.sides[runs.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
+        if side is not None:
+            runs.x = self.change(runs, side)
+        runs.step = runs.step + 1
+
+    def best(self, runs: Squares) -> tuple[Tensor, Tensor]:
+        return runs.kept, -runs.kept_margin
+
+    def first(self, batch: Batch, number: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def change(self, runs: Squares, side: Tensor) -> Tensor:
+        """The kept point with a square of this side changed; one side for each run."""
+        raise NotImplementedError
+
+    def draw(self, runs: Squares, side: Tensor, signs: int, name: str = "square") -> tuple[Place, Tensor]:
+        """A random place for a square of this side in each image, and signs (B, signs)."""
+        height, width = runs.x0.shape[2:]
+        draw = rng.key("square", name) + runs.number * (self.settings.queries + 1) + runs.step
+        numbers = rng.uniform(self.seed, runs.index, draw, (2 + signs,))
+        top = (numbers[:, 0] * (height - side + 1)).long()
+        left = (numbers[:, 1] * (width - side + 1)).long()
+        place = Place(
+            torch.arange(height, device=side.device)[None, :] - top[:, None],
+            torch.arange(width, device=side.device)[None, :] - left[:, None],
+            side[:, None],
+        )
+        return place, torch.where(numbers[:, 2:] < 0.5, -1.0, 1.0).to(runs.x0.dtype)
+
+
+class Place(NamedTuple):
+    """Where a square lies: the image's rows and columns, counted from its top left corner."""
+
+    rows: Tensor  # int64 (B, H)
+    columns: Tensor  # int64 (B, W)
+    side: Tensor  # int64 (B, 1)
+
+    def mask(self) -> Tensor:
+        """bool (B, 1, H, W)"""
+        rows, columns = ((at >= 0) & (at < self.side) for at in (self.rows, self.columns))
+        return rows[:, None, :, None] & columns[:, None, None, :]
+
+
+class PaintedSquares(RandomSquares):
+    """linf: a square is set to the face of the ball, one sign for each channel; the start has vertical stripes."""
+
+    odd = False
+
+    def first(self, batch: Batch, number: Tensor) -> Tensor:
+        channels, _, width = batch.x.shape[1:]
+        draw = rng.key("square", "stripes") + number
+        stripes = rng.signs(self.seed, batch.index, draw, (channels, 1, width), dtype=batch.x.dtype)
+        return (batch.x + self.threat.eps * stripes).clamp(0, 1)
+
+    def change(self, runs: Squares, side: Tensor) -> Tensor:
+        place, signs = self.draw(runs, side, runs.x0.shape[1])
+        painted = (runs.x0 + self.threat.eps * signs[:, :, None, None]).clamp_(0, 1)
+        return torch.where(place.mask(), painted, runs.kept)
+
+
+class MovedSquares(RandomSquares):
+    """l2 and l1: the budget of one square moves to another, which gets a pattern that is strong in its middle."""
+
+    def first(self, batch: Batch, number: Tensor) -> Tensor:
+        """The pattern on each of 5×5 tiles, with random signs and orientation."""
+        channels, height, width = batch.x.shape[1:]
+        side = max(min(height, width) // TILES, 1)
+        down, across = height // side, width // side
+        draw = rng.key("square", "tiles") + number
+        signs = rng.signs(self.seed, batch.index, draw, (channels + 1, down, across), dtype=batch.x.dtype)
+        signs = signs[..., None, None]
+        shape = pattern(side, self.power).to(batch.x)
+        tiles = torch.where(signs[:, :1] > 0, shape, shape.T) * signs[:, 1:]  # (B, C, down, across, side, side)
+        laid = tiles.transpose(3, 4).reshape(len(batch.x), channels, down * side, across * side)
+        top, left = (height - down * side) // 2, (width - across * side) // 2
+        offset = torch.zeros_like(batch.x)
+        offset[:, :, top : top + down * side, left : left + across * side] = laid
+        return self.inside(batch.x, offset)
+
+    def change(self, runs: Squares, side: Tensor) -> Tensor:
+        channels = runs.x0.shape[1]
+        to, signs = self.draw(runs, side, channels + 1)
+        off, _ = self.draw(runs, side, 0, "emptied")
+        square, emptied = to.mask(), off.mask()
+        offset = runs.kept - runs.x0
+        here = offset * square
+        shape = self._laid(to, upright=signs[:, -1] > 0).to(offset)
+        fresh = square * (signs[:, :channels, None, None] * shape + here / (self.size(here) + 1e-12))
+        spare = (self.threat.eps**self.order - self.size(offset, whole=True) ** self.order).clamp(min=0)
+        budget = spare / channels + self.size(offset * (square | emptied)) ** self.order
+        budget = budget.sqrt() if self.threat.norm == "l2" else budget * channels
+        fresh = fresh * (budget / (self.size(fresh) + 1e-12))
+        return self.inside(runs.x0, torch.where(square, fresh, offset * ~emptied))
+
+    @property
+    def order(self) -> int:
+        return 2 if self.threat.norm == "l2" else 1
+
+    @property
+    def power(self) -> int:
+        """How fast the pattern falls off from its middle."""
+        return 2 if self.threat.norm == "l2" else 4
+
+    def _laid(self, place: Place, upright: Tensor) -> Tensor:
+        """(B, 1, H, W) the pattern, each run's at its place; beyond the square whatever."""
+        sides = place.side[:, 0]
+        largest = int(sides.max())
+        bank = torch.zeros(largest + 1, largest, largest, dtype=torch.float64, device=sides.device)
+        for side in set(sides.tolist()):  # runs that started together have the same
+            bank[side, :side, :side] = pattern(side, self.power)
+        rows, columns = (at.clamp(0, largest - 1) for at in (place.rows, place.columns))
+        rows, columns = rows[:, :, None], columns[:, None, :]
+        upright = upright[:, None, None]
+        first, second = torch.where(upright, rows, columns), torch.where(upright, columns, rows)
+        return bank[sides[:, None, None], first, second][:, None]
+
+    def size(self, offset: Tensor, *, whole: bool = False) -> Tensor:
+        """The norm of each channel, (B, C, 1, 1); or of all of them, (B, 1, 1, 1)."""
+        dims = (1, 2, 3) if whole else (2, 3)
+        norms: Tensor = torch.linalg.vector_norm(offset, self.order, dim=dims, keepdim=True)
+        return norms
+
+    def inside(self, x0: Tensor, offset: Tensor) -> Tensor:
+        """On the sphere for l2, nearest for l1; then in the box."""
+        if self.threat.norm == "l1":
+            return project("l1", x0, x0 + offset, self.threat.eps)
+        return (x0 + offset * (self.threat.eps / (self.size(offset, whole=True) + 1e-12))).clamp(0, 1)
+
+
+@cache
+def pattern(side: int, power: int) -> Tensor:
+    """(side, side) of two halves with opposite signs, each strongest in its middle.
+
+    An entry is Σ 1/(k + 1)^power over the concentric rectangles that hold it, k counted from the inmost; each half,
+    then the whole, is scaled to length 1 (l2 for power 2, l1 for power 4).
+    """
+    order = 2 if power == 2 else 1
+    halves = []
+    for height in (side // 2, side - side // 2):
+        rows = (torch.arange(height) - height // 2).abs()[:, None]
+        columns = (torch.arange(side) - side // 2).abs()[None, :]
+        ring = torch.maximum(rows.expand(height, side), columns.expand(height, side))
+        rings = 1.0 / torch.arange(1, max(height // 2, side // 2) + 2, dtype=torch.float64) ** power
+        tail = rings.flip(0).cumsum(0).flip(0)
+        half = tail[ring]
+        halves.append(half / torch.linalg.vector_norm(half, order).clamp(min=1e-300) if height else half)
+    whole = torch.cat([halves[0], -halves[1]])
+    unit: Tensor = whole / torch.linalg.vector_norm(whole, order)
+    return unit

@@ -1,0 +1,249 @@
+"""Attacks made to fool other models than the one they see: MI-FGSM with PNA, PatchOut, self-ensemble, DIM and TI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bastion import rng
+from bastion.attacks import attacks
+from bastion.attacks.losses import LOSSES, LossName
+from bastion.attacks.patch import Grid, check_patches
+from bastion.attacks.pgd import Incumbent, evaluate
+from bastion.attacks.threat import Threat
+from bastion.errors import BastionError
+from bastion.types import Batch, Tapped
+
+
+@attacks.register("transferable")
+@dataclass(frozen=True, kw_only=True)
+class Transferable:
+    """MI-FGSM (Dong et al. 2018) from the clean image, with options that make its points less particular to the model.
+
+    The last iterate is returned, as the best one fits the source too well; the image itself where that is worse.
+    """
+
+    steps: int = 10
+    rel_step: float | None = None  # length of a step in units of eps; None: 1 / steps
+    momentum: float = 1.0  # what is left of the sum of normalised gradients at each step; 0: none
+    loss: LossName = "ce"
+    sparsity: float = 0.01  # l1 only: the share of coordinates that a step moves
+    constant_attention: bool = False  # PNA: no gradient through attention maps
+    every_block: bool = False  # self-ensemble: the loss is summed over the blocks' outputs
+    seen: float = 1.0  # PatchOut: the share of patches, drawn for each step, whose perturbation the model sees …
+    size: int = 8  # … and their side in pixels
+    spread: float = 0.0  # PatchOut: weight of the perturbation's l2 length, λ in the paper
+    shrink: float = 1.0  # DIM (Xie et al. 2019): each step sees images shrunk to a share of their side above this
+    blur: float = 0.0  # TI (Dong et al. 2019): σ, in pixels, of the Gaussian that gradients are convolved with
+
+    def __post_init__(self) -> None:
+        check_patches("transferable", 1, self.size)
+        if self.steps < 0 or (self.rel_step is not None and not self.rel_step > 0):
+            raise BastionError(f"transferable: need steps >= 0 and rel_step > 0, got {self.steps} and {self.rel_step}")
+        if not all(0 < share <= 1 for share in (self.seen, self.shrink, self.sparsity)):
+            raise BastionError(
+                f"transferable: seen, shrink and sparsity are shares in (0, 1], got {self.seen}, {self.shrink} and "
+                f"{self.sparsity}"
+            )
+        if min(self.momentum, self.spread, self.blur) < 0:
+            raise BastionError(
+                f"transferable: need momentum, spread and blur >= 0, got {self.momentum}, {self.spread} and {self.blur}"
+            )
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        x0 = batch.check(getattr(model, "num_classes", None), "transferable").x.detach()
+        length = threat.eps * (self.rel_step if self.rel_step is not None else 1 / max(self.steps, 1))
+        x, velocity = x0, torch.zeros_like(x0)
+        for step in range(self.steps):
+            gradient = self._gradient(model, batch, x, seed=seed, step=step)
+            size = gradient.abs().mean((1, 2, 3), keepdim=True)
+            velocity = self.momentum * velocity + gradient / size.clamp(min=1e-30)
+            x = threat.project(x0, x + length * threat.direction(velocity, x, self.sparsity))
+        best = Incumbent(x0)
+        for point in (x0, x):
+            best.offer(point, *evaluate(model, point, batch.y, LOSSES[self.loss]))
+        return best.x
+
+    def _gradient(self, model: nn.Module, batch: Batch, x: Tensor, *, seed: int, step: int) -> Tensor:
+        """Of the source's loss at x, as far as the options let it see and pass."""
+        x0 = batch.x.detach()
+        mask = self._mask(batch, seed, step)
+        point = torch.where(mask, x, x0).requires_grad_()
+        with torch.enable_grad(), constant_attention() if self.constant_attention else nullcontext():
+            view = point if self.shrink == 1 else shrunk(point, batch.index, self.shrink, seed=seed, step=step)
+            answers = block_logits(model, view) if self.every_block else [model(view)]
+            loss = torch.stack([LOSSES[self.loss](logits, batch.y) for logits in answers]).sum()
+            (gradient,) = torch.autograd.grad(loss, point)
+        gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * mask
+        if self.spread:
+            away = x - x0
+            gradient = gradient + self.spread * away / away.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1, 1)
+        return blurred(gradient, self.blur) if self.blur else gradient
+
+    def _mask(self, batch: Batch, seed: int, step: int) -> Tensor:
+        """(B, 1, H, W) bool: the patches that this step sees."""
+        grid = Grid.of(batch.x, self.size)
+        order = rng.uniform(seed, batch.index, rng.key("patchout", step), (grid.count,), dtype=torch.float64).argsort(1)
+        return grid.mask(order[:, : max(1, round(self.seen * grid.count))])
+
+
+@attacks.register("pna")
+def pna(
+    *,
+    steps: int = 10,
+    rel_step: float | None = None,
+    momentum: float = 1.0,
+    seen: float = 1.0,
+    size: int = 8,
+    spread: float = 0.0,
+) -> Transferable:
+    """Pay No Attention (Wei et al. 2022): MI-FGSM with gradients as if the attention maps were constants."""
+    return Transferable(
+        steps=steps,
+        rel_step=rel_step,
+        momentum=momentum,
+        seen=seen,
+        size=size,
+        spread=spread,
+        constant_attention=True,
+    )
+
+
+@attacks.register("patchout")
+def patchout(
+    *,
+    steps: int = 10,
+    rel_step: float | None = None,
+    momentum: float = 0.0,
+    seen: float = 130 / 196,
+    size: int = 8,
+    spread: float = 0.1,
+) -> Transferable:
+    """PatchOut (Wei et al. 2022): each step sees the perturbation of a random share of the patches only."""
+    return Transferable(steps=steps, rel_step=rel_step, momentum=momentum, seen=seen, size=size, spread=spread)
+
+
+@attacks.register("self-ensemble")
+def self_ensemble(
+    *,
+    steps: int = 10,
+    rel_step: float | None = None,
+    momentum: float = 1.0,
+    shrink: float = 1.0,
+    blur: float = 0.0,
+) -> Transferable:
+    """Self-ensemble (Naseer et al. 2022): MI-FGSM on the sum of the losses that each block's output has at the head."""
+    return Transferable(steps=steps, rel_step=rel_step, momentum=momentum, shrink=shrink, blur=blur, every_block=True)
+
+
+@contextmanager
+def constant_attention() -> Iterator[None]:
+    """Gradients inside take attention maps for constants, fused ones too; only the path through the values is left."""
+    with _Constant() as mode:
+        yield
+    if not mode.met:
+        raise BastionError(
+            "pna: the model ran no softmax over a 4-D tensor and no fused attention, so there is no attention to pay "
+            "none to; take constant_attention=false or another model"
+        )
+
+
+class _Constant(TorchFunctionMode):
+    _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+    _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._FUSED:
+            self.met = True
+            return _values_only(func, *args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in self._SOFTMAX and result.ndim == 4:
+            self.met = True
+            return result.detach()
+        return result
+
+
+def _values_only(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Fused attention whose map has no gradient: it is made of queries and keys (and masks)."""
+    rest = [_detached(each) for each in args]
+    named = {name: _detached(each) for name, each in kwargs.items()}
+    return func(query.detach(), key.detach(), value, *rest, **named)
+
+
+def _detached(argument: Any) -> Any:
+    return argument.detach() if isinstance(argument, Tensor) else argument
+
+
+def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What the model would answer if it ended after each of its blocks: with its own final norm, pooling and head."""
+    if not isinstance(model, Tapped):
+        raise BastionError(
+            f"self-ensemble: needs the blocks of the model, and {type(model).__name__} does not show any; "
+            "give a bastion Classifier"
+        )
+    with model.tap("blocks") as taps:
+        last: Tensor = model(x)
+    outputs = list(taps.blocks.values())
+    if any(output.shape != outputs[-1].shape for output in outputs):
+        shapes = ", ".join(sorted({"×".join(map(str, output.shape[1:])) for output in outputs}))
+        raise BastionError(
+            f"self-ensemble: the head takes any block's output only if all have one shape, these have {shapes}; "
+            "take a plain Vision Transformer"
+        )
+    modules = [block.module for block in model.blocks()]
+    answers = []
+    for output in outputs[:-1]:
+        with _passing(modules, output):
+            answers.append(model(x.detach()))  # what comes before the blocks is run for its shape only
+    return [*answers, last]
+
+
+@contextmanager
+def _passing(blocks: list[nn.Module], output: Tensor) -> Iterator[None]:
+    """Inside, the first block gives `output` whatever it gets, and the others pass on what they get."""
+    for number, block in enumerate(blocks):
+        block.__dict__["forward"] = lambda x, *_, number=number, **__: x if number else output
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.__dict__["forward"]
+
+
+def shrunk(x: Tensor, index: Tensor, smallest: float, *, seed: int, step: int) -> Tensor:
+    """Each image at a random scale in [smallest, 1] and a random place of a black frame of its own size."""
+    draws = rng.uniform(seed, index, rng.key("shrink", step), (3,), dtype=x.dtype)
+    scale = smallest + (1 - smallest) * draws[:, :1]
+    centre = (2 * draws[:, 1:] - 1) * (1 - scale)  # in units of half a side
+    # (B, 2, 3): where in the image, in such units too, a point of the frame comes from
+    place = torch.cat([torch.diag_embed((1 / scale).expand(-1, 2)), (-centre / scale)[:, :, None]], 2)
+    return F.grid_sample(x, F.affine_grid(place, list(x.shape), align_corners=False), align_corners=False)
+
+
+def blurred(gradient: Tensor, sigma: float) -> Tensor:
+    """Convolved with a Gaussian, channel by channel; σ = 3 has the paper's 15×15 kernel."""
+    radius = max(1, round(7 / 3 * sigma))
+    bell = torch.exp(
+        -(torch.arange(-radius, radius + 1, dtype=gradient.dtype, device=gradient.device) ** 2) / (2 * sigma**2)
+    )
+    bell, channels = bell / bell.sum(), gradient.shape[1]
+    column = F.conv2d(gradient, bell.view(1, 1, -1, 1).expand(channels, 1, -1, 1), padding=(radius, 0), groups=channels)
+    return F.conv2d(column, bell.view(1, 1, 1, -1).expand(channels, 1, 1, -1), padding=(0, radius), groups=channels)

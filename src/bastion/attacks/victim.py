@@ -1,0 +1,127 @@
+"""The model under attack: the same function, cheaper to ask. Whether a point fools is judged on the model as given."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from bastion.errors import BastionError
+
+# A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
+# processor's cache. `benchmarks/lanes.py` measures it.
+CPU_CACHE = 16 << 20
+GPU_MEMORY = 2 << 30
+LANES = (8, 256)
+
+
+class Victim(nn.Module):
+    """A model made ready for many passes. `lanes`: how many images it should be asked about at once."""
+
+    def __init__(self, network: nn.Module, lanes: int) -> None:
+        super().__init__()
+        self.network, self.lanes = network, lanes
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(x)
+        return logits
+
+
+@contextmanager
+def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
+    """The model ready to be attacked around images like x; a victim stays the victim it is.
+
+    Parameters collect no gradients inside. Convolutional networks are asked in channels-last format with BatchNorm
+    folded into the convolutions, as a copy; if a copy cannot be made or does not agree, the model itself is asked.
+    """
+    if isinstance(model, Victim):
+        yield model
+        return
+    network = _cheaper(model, x[:2]) if _convolves(model) and not model.training else model
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        victim = Victim(network, _lanes(network, x[:1]))
+        victim.training = model.training  # its own flag only: parts of the model may be in another mode
+        yield victim
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def _convolves(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
+    """A folded copy in channels-last format, if it can be had and gives the same logits."""
+    for prepare in (_folded, lambda module: module):
+        try:
+            copied = prepare(copy.deepcopy(model))
+            copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if _agree(model, copied, x) and _agree(model, copied, x[:1]):
+                return copied
+        except Exception:  # whatever a stranger's model does when it is copied: ask it as it is
+            continue
+    return model
+
+
+def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
+    with torch.no_grad():
+        expected, got = model(x), other(x)
+    tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-4
+    scale = expected.abs().nan_to_num(0, 0, 0).max().item()
+    return torch.allclose(got, expected, rtol=0, atol=tolerance * scale, equal_nan=True)
+
+
+def _folded(module: nn.Module) -> nn.Module:
+    """BatchNorms that follow a convolution become part of it, in every part of the model that can be traced."""
+    if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
+        return module
+    try:
+        traced = fx.symbolic_trace(module)
+    except Exception:  # control flow that depends on the input: its parts may still be traced
+        for name, child in module.named_children():
+            setattr(module, name, _folded(child))
+        return module
+    parts = dict(traced.named_modules())
+    for node in traced.graph.nodes:
+        if node.op != "call_module" or not isinstance(parts[node.target], nn.BatchNorm2d):
+            continue
+        before = node.args[0]
+        if before.op != "call_module" or len(before.users) > 1 or type(parts[before.target]) is not nn.Conv2d:
+            continue
+        fused = fuse_conv_bn_eval(parts[before.target], parts[node.target])
+        traced.set_submodule(before.target, fused)
+        node.replace_all_uses_with(before)
+        traced.graph.erase_node(node)
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    return traced
+
+
+def _lanes(network: nn.Module, x: Tensor) -> int:
+    """From what one image's forward pass leaves for the backward pass: a pure function of model and image size."""
+    if len(x) == 0:
+        return LANES[0]
+    saved: dict[int, int] = {}
+
+    def weigh(tensor: Tensor) -> Tensor:
+        saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
+        logits = network(x.detach().requires_grad_())
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise BastionError(f"attack: the model must give logits of at least 2 classes, got {tuple(logits.shape)}")
+    own = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    room = GPU_MEMORY if x.is_cuda else CPU_CACHE
+    activations = max(sum(saved.values()) - own, 1)
+    fitting: int = 2 ** int(math.log2(max(room / activations, 1)))
+    return min(max(fitting, LANES[0]), LANES[1])

@@ -1,0 +1,117 @@
+"""When a robustness number should not be trusted: warnings, read off the facts. No torch.
+
+Any probe may return bool columns named `warning.CODE`, true for the examples that show the symptom. What a code means
+stands here; a plug-in's code that does not is shown by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+COLUMN = "/warning."  # what stands between a probe's label and a code in the name of a column
+
+
+@dataclass(frozen=True)
+class Check:
+    meaning: str  # and what to do about it
+    share: float = 0.0  # of the examples; a warning is given above it
+
+
+_BORDER = 0.002  # as in AutoAttack: at the border of the ball any attack may miss a few
+_MASKED = "the gradients are masked, and the survivors of gradient attacks prove nothing"
+
+CHECKS: dict[str, Check] = {
+    "input-range": Check(
+        "No pixel is brighter than 1.5/255: the images seem to be divided by 255 twice. Divide once.",
+        share=0.5,  # a picture may be that dark; most of them cannot
+    ),
+    "nan": Check(
+        "The model answers NaN or infinity on the clean image: NaN counts as a mistake, and infinity leads no attack "
+        "anywhere. Look for overflow and for a division by zero."
+    ),
+    "probabilities": Check(
+        "The answers are probabilities, but logits are expected: attacks on the cross-entropy take the softmax of a "
+        "softmax, and their gradients fade. Remove the model's last softmax.",
+        share=0.5,  # two logits that happen to add up to one are no softmax
+    ),
+    "training-mode": Check(
+        "Modules are still in training mode after eval(), so dropout and BatchNorm may act as in training. "
+        "Let the model's eval() and train(False) reach every module."
+    ),
+    "stochastic": Check(
+        "The logits of one image differ from one forward pass to the next: an attack sees another model than the one "
+        "that is judged. Switch the randomness off in eval mode, or attack the average over many passes."
+    ),
+    "batch-dependent": Check(
+        "The logits of an image change with the images beside it, as under BatchNorm in training mode: an attack can "
+        "hide behind its neighbours. Make eval() reach every module, and let nothing mix the examples of a batch."
+    ),
+    "zero-gradient": Check(
+        "The gradient at the clean image is zero or not finite, so attacks by gradient have nowhere to go. Look for "
+        "rounding, thresholds, detach() or saturation; attack without gradients, or through a smooth stand-in (BPDA)."
+    ),
+    "saturated-ce": Check(
+        "The gradient of the cross-entropy is zero or not finite where that of the margin is not: the logits are so "
+        "large that softmax is flat. Attack with loss=margin or loss=dlr."
+    ),
+    "one-step-beats-many": Check(
+        f"One step of FGSM fools what PGD with many steps does not: {_MASKED}. Take more steps and restarts, other "
+        "losses, and an attack without gradients.",
+        share=_BORDER,
+    ),
+    "noise-beats-gradient": Check(
+        f"Random points of the threat fool what PGD does not: {_MASKED}. Take more steps and restarts, other losses, "
+        "and an attack without gradients.",
+        share=_BORDER,
+    ),
+    "unbounded-survives": Check(
+        f"PGD that may change every pixel to any value still does not fool the model: {_MASKED}. Attack without "
+        "gradients, or through a smooth stand-in (BPDA)."
+    ),
+    "square-beats-white-box": Check(
+        f"Square, which uses no gradient, fools what the white-box attacks do not: {_MASKED}. Believe the worst case "
+        "only after an attack made for this model.",
+        share=_BORDER,
+    ),
+    "few-classes": Check(
+        "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss took its "
+        "place. Say so where the number stands beside others of AutoAttack."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SanityWarning:
+    code: str
+    label: str  # of the probe that found it
+    count: int  # examples with the symptom
+    n: int
+    meaning: str  # and what to do about it; empty for a code that has no text
+
+    @property
+    def where(self) -> str:
+        return f"{self.count} of {self.n} examples, probe {self.label}"
+
+    def __str__(self) -> str:
+        return f"warning: {self.code} ({self.where})" + (f": {self.meaning}" if self.meaning else "")
+
+
+def is_check(column: str) -> bool:
+    return COLUMN in column
+
+
+def warnings(columns: Mapping[str, np.ndarray[Any, Any]]) -> list[SanityWarning]:
+    """Of all columns of a measurement: checks in the order of the table above, then those of plug-ins."""
+    found = []
+    for name in filter(is_check, columns):
+        label, _, code = name.partition(COLUMN)
+        check = CHECKS.get(code, Check(""))
+        count, n = int(np.count_nonzero(columns[name])), len(columns[name])
+        if count > check.share * n:
+            found.append(SanityWarning(code, label, count, n, check.meaning))
+    ranks = {code: rank for rank, code in enumerate(CHECKS)}
+    return sorted(found, key=lambda each: ranks.get(each.code, len(ranks)))

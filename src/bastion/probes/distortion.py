@@ -1,0 +1,40 @@
+"""How far away is the nearest image that fools the model?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bastion.attacks import Attack, Threat
+from bastion.attacks.judge import judge
+from bastion.attacks.minimal import Minimal
+from bastion.attacks.threat import Norm
+from bastion.probes import probes
+from bastion.types import Batch
+
+
+@probes.register("distortion")
+@dataclass(frozen=True)
+class Distortion:
+    """`distance` of the nearest fooling point that the attack found: 0 for clean mistakes, inf where it found none.
+
+    The share of examples with `distance` above a radius bounds the robust accuracy at every radius at once.
+    """
+
+    norm: Norm
+    attack: Attack = field(default_factory=Minimal)
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        size = math.prod(batch.x.shape[1:])
+        box = Threat(self.norm, {"linf": 1.0, "l2": math.sqrt(size), "l1": float(size)}[self.norm])
+        verdict = judge(model, batch, self.attack, box, seed=seed)
+        distance = torch.where(verdict.fooled, box.distance(batch.x, verdict.x), torch.inf)
+        return {
+            "distance": torch.where(verdict.clean, distance, 0).float(),
+            "prediction": verdict.prediction,
+            "clean": batch.x,
+            "adversarial": verdict.x,
+        }

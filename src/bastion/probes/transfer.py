@@ -1,0 +1,76 @@
+"""Does the classification survive points that were made for another model?"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bastion import storage
+from bastion.attacks import Attack, Threat
+from bastion.attacks.losses import misclassified
+from bastion.errors import BastionError
+from bastion.models import Classifier, checkpoint
+from bastion.models.load import load, locate
+from bastion.probes import probes
+from bastion.types import Batch
+
+
+@probes.register("transfer")
+@dataclass(frozen=True)
+class Transfer:
+    """Accuracy on points that an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
+
+    Every example is attacked, so what is told of the source does not depend on the model that is measured.
+    `correct` where the clean image is right and the point, if it is inside the threat, is right too. `distance` is that
+    of the fooling point, NaN for survivors.
+    """
+
+    source: str
+    threat: Threat
+    attack: Attack
+    identity: str = field(init=False)  # facts are of the source as it is now
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identity", _identity(self.source))
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        source = _source(self.source, self.identity, tuple(batch.x.shape[1:]), batch.x.device)
+        x = self.attack(source, batch, self.threat, seed=seed).to(batch.x.dtype)
+        inside = self.threat.contains(batch.x, x)
+        with torch.no_grad():
+            clean, logits, answer = model(batch.x), model(x), source(x)
+        if answer.shape != logits.shape:
+            raise BastionError(
+                f"probe transfer: source {self.source} has {answer.shape[1]} classes, the model that is measured "
+                f"{logits.shape[1]}; take a source that was trained on the same data"
+            )
+        right = ~misclassified(clean, batch.y)
+        fooled = right & inside & misclassified(logits, batch.y)
+        return {
+            "correct": right & ~fooled,
+            "in_budget": inside,
+            "source_fooled": inside & misclassified(answer, batch.y),
+            "distance": torch.where(fooled, self.threat.distance(batch.x, x), torch.nan).float(),
+            "prediction": logits.argmax(1),
+            "clean": batch.x,
+            "adversarial": x,
+        }
+
+
+def _identity(source: str) -> str:
+    """Changes with the weights of the model and with how they are used."""
+    card = checkpoint.read_card(locate(source))
+    return storage.fingerprint(card.model_dump(mode="json", exclude={"about"}), digits=16)
+
+
+@functools.lru_cache(maxsize=8)
+def _source(name: str, identity: str, shape: tuple[int, int, int], device: torch.device) -> Classifier:
+    """Loaded when it is first needed, and once in each process."""
+    source = load(name).to(device)
+    if _identity(name) != identity:
+        raise BastionError(f"probe transfer: source {name} changed on the disk while it was used; measure again")
+    source.check_input(shape, f"probe transfer, source {name}")
+    return source
