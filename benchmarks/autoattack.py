@@ -3,6 +3,8 @@
     python -m benchmarks.autoattack                      # measure what is not stored yet, then print the tables
     python -m benchmarks.autoattack --n 100 --norms linf --models zoo/cifar10-linf-vit
     python -m benchmarks.autoattack --write              # … and put the tables into docs/attacks.md
+    python -m benchmarks.autoattack --components standard --norms linf --models pyautoattack/resnet18 --n 100
+    python -m benchmarks.autoattack --memory             # peak memory of both sides, each in a process of its own
 
 Both sides get the same model, the same images in the same order, the same number of threads, in one process and one
 after the other. Results are stored in `benchmarks/results/`, a file for every chunk of images, so that a run that is
@@ -13,6 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -37,6 +42,7 @@ MODELS = ("zoo/cifar10-linf-resnet", "zoo/cifar10-linf-vit")
 THREATS = {"linf": Threat("linf", 8 / 255), "l2": Threat("l2", 0.5), "l1": Threat("l1", 12.0)}
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 STANDARD = "standard"
+STRANGER = "pyautoattack/resnet18"
 CHUNK = 100
 
 
@@ -109,6 +115,70 @@ def without_checks() -> None:
     reference.checks.check_range_output = lambda *_, **__: 10
 
 
+def load_model(name: str) -> nn.Module:
+    """A model of bastion's, or the standard ResNet-18 for CIFAR-10 that comes with the reference."""
+    if name != STRANGER:
+        return load(name).eval()
+    from pyautoattack.examples.resnet import ResNet18
+
+    model: nn.Module = ResNet18()
+    weights = Path(reference.__file__).parent / "examples" / "model_test.pt"
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    return model.eval()
+
+
+def torchattacks_seconds(model: nn.Module, batch: Batch, threat: Threat, component: str) -> float:
+    """The same component by torchattacks, which has linf and l2; NaN where it does not run."""
+    try:
+        import torchattacks as ta
+    except ImportError:
+        return float("nan")
+    norm, eps = {"linf": "Linf", "l2": "L2"}[threat.norm], threat.eps
+    attack = {
+        "apgd-ce": lambda: ta.APGD(model, norm=norm, eps=eps, steps=100, loss="ce"),
+        "apgd-t": lambda: ta.APGDT(model, norm=norm, eps=eps, steps=100),
+        "fab-t": lambda: ta.FAB(model, norm=norm, eps=eps, steps=100, multi_targeted=True),
+        "square": lambda: ta.Square(model, norm=norm, eps=eps, n_queries=5000),
+        STANDARD: lambda: ta.AutoAttack(model, norm=norm, eps=eps),
+    }[component]()
+    began = time.perf_counter()
+    attack(batch.x, batch.y)
+    return time.perf_counter() - began
+
+
+def peak_memory(model_name: str, norm: str, side: str) -> float:
+    """MiB that APGD on 250 images adds to what the process held before."""
+    model, threat = load_model(model_name), THREATS[norm]
+    batch = datasets.build("cifar10").test.batch(range(250))
+    with torch.no_grad():
+        model(batch.x[:8])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    {"bastion": by_bastion, "reference": by_reference}[side](model, batch, threat, "apgd-ce")
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def compare_memory(models: list[str], norms: list[str]) -> None:
+    for model in models:
+        for norm in norms:
+            command = [sys.executable, "-m", "benchmarks.autoattack", "--models", model, "--norms", norm, "--peak"]
+            peaks = [
+                float(subprocess.run([*command, side], check=True, capture_output=True, text=True).stdout)
+                for side in ("bastion", "reference")
+            ]
+            print(f"{model} {norm}: bastion {peaks[0]:.0f} MiB, reference {peaks[1]:.0f} MiB", flush=True)
+
+
+def compare_torchattacks(models: list[str], norms: list[str], components: list[str]) -> None:
+    """It does not say whom it fooled, so only time is compared."""
+    for name in models:
+        for norm in [norm for norm in norms if norm != "l1"]:
+            for component in components:
+                model, batch = load_model(name), datasets.build("cifar10").test.batch(range(CHUNK))
+                ours = by_bastion(model, batch, THREATS[norm], component).seconds
+                theirs = torchattacks_seconds(model, batch, THREATS[norm], component)
+                print(f"{name} {norm} {component}: {theirs / ours:.2f}× the speed of torchattacks", flush=True)
+
+
 def path_of(model: str, norm: str, component: str, start: int) -> Path:
     return RESULTS / model.removeprefix("zoo/").replace("/", "-") / norm / f"{component}-{start:05d}.json"
 
@@ -117,7 +187,7 @@ def measure(model_name: str, norm: str, component: str, start: int) -> None:
     path = path_of(model_name, norm, component, start)
     if path.is_file():
         return
-    model = load(model_name).eval()
+    model = load_model(model_name)
     batch = datasets.build("cifar10").test.batch(range(start, start + CHUNK))
     with torch.no_grad():
         clean = (model(batch.x).argmax(1) == batch.y).tolist()
@@ -185,11 +255,23 @@ def main() -> None:
     parser.add_argument("--components", nargs="+", default=list(COMPONENTS), choices=[*COMPONENTS, STANDARD])
     parser.add_argument("--n", type=int, default=500, help=f"images, in chunks of {CHUNK}")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
+    parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
+    parser.add_argument("--torchattacks", action="store_true", help="time torchattacks too, on the first 100 images")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     without_checks()
+    if chosen.peak:
+        print(peak_memory(chosen.models[0], chosen.norms[0], chosen.peak))
+        return
+    if chosen.memory:
+        compare_memory(chosen.models, chosen.norms)
+        return
+    if chosen.torchattacks:
+        compare_torchattacks(chosen.models, chosen.norms, chosen.components)
+        return
     for start in [] if chosen.stored else range(0, chosen.n, CHUNK):
         for component in chosen.components:
             for norm in chosen.norms:

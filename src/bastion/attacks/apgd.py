@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, fitting, margin
 from bastion.attacks.threat import Norm, Radius, Threat, length, project, retract
 from bastion.errors import BastionError
-from bastion.types import Batch, hard
+from bastion.types import Batch
 
 MOMENTUM = 0.75
 RHO = 0.75  # a step that raises the loss less often than this is too long
@@ -177,21 +177,16 @@ class Climb(Search[A]):
     def common(self, jobs: Jobs, batch: Batch, eps: Tensor) -> dict[str, Tensor]:
         x = self.noise(jobs, batch, eps)
         low = x.new_full((len(x),), -torch.inf)
-        count = torch.zeros_like(jobs.at)
+        labels = {"y": batch.y} if self.loss_name == "ce" else {}  # which may be soft
         return {
-            "at": jobs.at,
-            "x0": batch.x,
-            "y": hard(batch.y) if self.loss_name != "ce" else batch.y,
-            "target": jobs.target,
-            "x": x,
-            "step": count,
-            "done": torch.zeros_like(jobs.at, dtype=torch.bool),
+            **opening(jobs, batch, x),
+            **labels,
             "eps": eps,
             "best": x.clone(),
             "best_gradient": torch.zeros_like(x),
             "best_loss": low,
             "best_margin": low.clone(),
-            "since": count.clone(),
+            "since": torch.zeros_like(jobs.at),
         }
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import margin
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
-from bastion.types import Batch, hard
+from bastion.types import Batch
 
 BETAS, TINY = (0.9, 0.999), 1e-8  # Adam's
 NEARLY = 0.999999  # tanh never reaches the faces of the box, where its slope is zero
@@ -54,18 +54,10 @@ class AdamSteps(Search[Descent]):
 
     def start(self, jobs: Jobs, batch: Batch) -> Descent:
         w = torch.atanh((2 * batch.x - 1) * NEARLY)
-        return Descent(
-            at=jobs.at,
-            x0=batch.x,
-            y=hard(batch.y),
-            target=jobs.target,
-            x=batch.x.clone(),
-            step=torch.zeros_like(jobs.at),
-            done=torch.full_like(jobs.at, self.settings.steps == 0, dtype=torch.bool),
-            w=w,
-            first=torch.zeros_like(w),
-            second=torch.zeros_like(w),
-        )
+        zero = torch.zeros_like(w)
+        runs = Descent(**opening(jobs, batch, batch.x.clone()), w=w, first=zero, second=zero.clone())
+        runs.done |= self.settings.steps == 0
+        return runs
 
     def wants_gradient(self, runs: Descent) -> Tensor:
         return runs.step < self.settings.steps - 1

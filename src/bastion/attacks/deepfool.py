@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import likeliest_wrong, misclassified
 from bastion.attacks.threat import Norm, Threat
 from bastion.errors import BastionError
-from bastion.types import Batch, hard
+from bastion.types import Batch
 
 
 @attacks.register("deepfool")
@@ -41,15 +40,7 @@ class StraightSteps(Search[Run]):
         self.settings, self.norm = settings, norm
 
     def start(self, jobs: Jobs, batch: Batch) -> Run:
-        return Run(
-            at=jobs.at,
-            x0=batch.x,
-            y=hard(batch.y),
-            target=jobs.target,
-            x=batch.x.clone(),
-            step=torch.zeros_like(jobs.at),
-            done=torch.zeros_like(jobs.at, dtype=torch.bool),
-        )
+        return Run(**opening(jobs, batch, batch.x.clone()))
 
     def wants_gradient(self, runs: Run) -> Tensor:
         return runs.step < self.settings.steps

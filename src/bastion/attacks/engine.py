@@ -20,6 +20,7 @@ from bastion.attacks import journal
 from bastion.attacks.losses import likeliest_wrong, margin, misclassified
 from bastion.attacks.threat import Threat
 from bastion.attacks.victim import Victim, under_attack
+from bastion.errors import BastionError
 from bastion.types import Batch, hard
 
 # "hit": a run ends, and with it all runs of its example, when a point of the threat's set fools the model.
@@ -62,12 +63,27 @@ class Run(Table):
     """What every search keeps of a run; rules add their own."""
 
     at: Tensor
+    number: Tensor
     x0: Tensor
     y: Tensor
     target: Tensor
     x: Tensor  # the point to ask about next
     step: Tensor  # int64 (B,): how many answers it has had
     done: Tensor  # bool (B,): has spent its budget
+
+
+def opening(jobs: Jobs, batch: Batch, x: Tensor) -> dict[str, Tensor]:
+    """The fields of `Run`, for runs that start at x."""
+    return {
+        "at": jobs.at,
+        "number": jobs.number,
+        "x0": batch.x,
+        "y": hard(batch.y),
+        "target": jobs.target,
+        "x": x,
+        "step": torch.zeros_like(jobs.at),
+        "done": torch.zeros_like(jobs.at, dtype=torch.bool),
+    }
 
 
 R = TypeVar("R", bound=Run)
@@ -101,20 +117,43 @@ class Search(ABC, Generic[R]):
         return runs.x0, runs.x0.new_full((len(runs),), -torch.inf)
 
 
+NEVER = 2**62
+
+
 class Findings:
-    """The best point of each example so far: a fooling one before any other, then the highest score."""
+    """The best point of each example so far: a fooling one before any other, then the highest score.
+
+    A hit beyond doubt settles the example for all later runs. Earlier ones go on, and theirs would take its place: what
+    is found does not depend on which runs happened to share a batch.
+    """
 
     def __init__(self, x0: Tensor) -> None:
         self.x = x0.clone()
         self.score = x0.new_full((len(x0),), -torch.inf)
         self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
-        self.settled = self.fooled.clone()  # fooled beyond doubt
+        self.by = torch.full_like(self.fooled, NEVER, dtype=torch.int64)  # number of the run that settled it
+
+    @property
+    def settled(self) -> Tensor:
+        return self.by < NEVER
+
+    def close(self, which: Tensor) -> None:
+        """No runs for these examples of a mask."""
+        self.by[which] = -1
+
+    def settle(self, at: Tensor, number: Tensor, x: Tensor, score: Tensor) -> None:
+        """Hits of these runs that are beyond doubt: the first run's counts."""
+        rows = _best_of_each(at, -number)
+        rows = rows[number[rows] < self.by[at[rows]]]
+        at = at[rows]
+        self.x[at], self.score[at], self.by[at] = x[rows], score[rows].to(self.score.dtype), number[rows]
+        self.fooled[at] = True
 
     def offer(self, at: Tensor, x: Tensor, score: Tensor, *, fooled: bool) -> None:
         """Points for the examples at these places, where several may be for the same one."""
         held = torch.where(self.fooled[at] == fooled, self.score[at], torch.inf if not fooled else -torch.inf)
         score = score.to(self.score.dtype)
-        better = (score > held) & x.flatten(1).isfinite().all(1)  # a point that is none fools nobody
+        better = (score > held) & ~self.settled[at] & x.flatten(1).isfinite().all(1)  # a point that is none is not kept
         rows = _best_of_each(at[better], score[better])
         at, x, score = at[better][rows], x[better][rows], score[better][rows]
         self.x[at], self.score[at] = x, score
@@ -154,7 +193,7 @@ def attack(
         if goal != "loss":
             found.offer(torch.arange(len(clean)), batch.x, margin(clean, batch.y), fooled=False)
             found.fooled = misclassified(clean, batch.y)
-            found.settled = found.fooled.clone()
+            found.close(found.fooled)
         chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
         return hunt(rule(clean.shape[1]), victim, batch, threat, found, targets=chosen, restarts=restarts, goal=goal).x
 
@@ -163,6 +202,8 @@ def logits_of(victim: Victim, batch: Batch) -> Tensor:
     """Of the clean images, a batch at a time."""
     with torch.no_grad():
         logits = torch.cat([victim(x) for x in torch.split(batch.x, victim.lanes)])
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise BastionError(f"attack: the model must give logits of at least 2 classes, got {tuple(logits.shape)}")
     journal.passes(batch.index.tolist(), [1] * len(batch.x), [0] * len(batch.x))
     return logits
 
@@ -198,7 +239,7 @@ def hunt(
             found.offer(ended.at, *rule.best(ended), fooled=False)
         if rows is not None:
             runs.put(rows, asked)
-        runs, waiting = _refill(rule, batch, runs, waiting, found.settled)
+        runs, waiting = _refill(rule, batch, runs, waiting, found.by)
     journal.passes(batch.index.tolist(), passes[0].tolist(), passes[1].tolist())
     return found
 
@@ -269,24 +310,26 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     fooled = misclassified(logits, runs.y)
     if not fooled.any():
         return
-    at, x, x0, logits, y = runs.at[fooled], x[fooled], runs.x0[fooled], logits[fooled], runs.y[fooled]
-    inside = threat.contains(x0, x)
-    lead = margin(logits, y).nan_to_num(nan=torch.inf)  # no answer is not the right answer
-    score = lead if goal == "hit" else -threat.distance(x0, x)
-    found.offer(at[inside], x[inside], score[inside], fooled=True)
+    fooled &= x.flatten(1).isfinite().all(1)  # a point that is none fools nobody
+    runs, x, logits = runs.take(fooled), x[fooled], logits[fooled]
+    inside = threat.contains(runs.x0, x)
+    lead = margin(logits, runs.y).nan_to_num(nan=torch.inf)  # no answer is not the right answer
+    score = lead if goal == "hit" else -threat.distance(runs.x0, x)
+    found.offer(runs.at[inside], x[inside], score[inside], fooled=True)
     if goal == "hit":
-        sure = lead > CONFIRMED * logits.abs().amax(1)
-        found.settled[at[inside & (sure | lead.isinf())]] = True
+        sure = inside & ((lead > CONFIRMED * logits.abs().amax(1)) | lead.isinf())
+        found.settle(runs.at[sure], runs.number[sure], x[sure], lead[sure])
 
 
-def _refill(rule: Search[R], batch: Batch, runs: R, waiting: Jobs, settled: Tensor) -> tuple[R, Jobs]:
+def _refill(rule: Search[R], batch: Batch, runs: R, waiting: Jobs, by: Tensor) -> tuple[R, Jobs]:
     """Give the places of runs that are over to those that wait."""
-    over = runs.done | settled[runs.at]
+    over = runs.done | (runs.number >= by[runs.at])
     if not over.any():
         return runs, waiting
-    waiting = waiting.take(~settled[waiting.at])
-    free = over.nonzero()[:, 0]
-    fresh, waiting = _begin(rule, batch, waiting, len(free))
-    runs.put(free[: len(fresh)], fresh)
-    over[free[: len(fresh)]] = False
+    waiting = waiting.take(waiting.number < by[waiting.at])
+    if len(waiting):
+        free = over.nonzero()[:, 0]
+        fresh, waiting = _begin(rule, batch, waiting, len(free))
+        runs.put(free[: len(fresh)], fresh)
+        over[free[: len(fresh)]] = False
     return (runs.take(~over) if over.any() else runs), waiting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Literal
 
 from torch import Tensor, nn
@@ -58,6 +58,15 @@ class Ensemble:
         sighted = any(not isinstance(member, Square) for member in self.members[:number])
         if isinstance(self.members[number], Square) and sighted:
             journal.note("square-beats-white-box", fooled)
+
+
+def described(attack: Attack) -> str:
+    """In short: its name, and what is not as usual. `apgd(loss=dlr, targets=9)`"""
+    if not is_dataclass(attack):
+        return repr(attack)
+    values = {field.name: getattr(attack, field.name) for field in fields(attack)}
+    told = [f"{field.name}={values[field.name]}" for field in fields(attack) if values[field.name] != field.default]
+    return type(attack).__name__.lower() + (f"({', '.join(told)})" if told else "")
 
 
 @attacks.register("autoattack")

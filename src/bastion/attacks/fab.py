@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import likeliest_wrong, misclassified, targeted_margin
 from bastion.attacks.threat import Threat, length
 from bastion.errors import BastionError
-from bastion.types import Batch, hard
+from bastion.types import Batch
 
 PULL = 0.1  # most that a step is drawn towards the image (α_max)
 
@@ -80,18 +80,9 @@ class BoundarySteps(Search[Approach]):
         self.settings, self.threat, self.seed = settings, threat, seed
 
     def start(self, jobs: Jobs, batch: Batch) -> Approach:
+        x = torch.where((jobs.restart > 0).view(-1, 1, 1, 1), self._nearby(jobs, batch), batch.x)
         no = torch.zeros_like(jobs.at, dtype=torch.bool)
-        return Approach(
-            at=jobs.at,
-            x0=batch.x,
-            y=hard(batch.y),
-            target=jobs.target,
-            x=torch.where((jobs.restart > 0).view(-1, 1, 1, 1), self._nearby(jobs, batch), batch.x),
-            step=torch.zeros_like(jobs.at),
-            done=no,
-            tested=no.clone(),
-            hopeful=no.clone(),
-        )
+        return Approach(**opening(jobs, batch, x), tested=no, hopeful=no.clone())
 
     def _nearby(self, jobs: Jobs, batch: Batch) -> Tensor:
         """A random point at half the radius, for restarts."""

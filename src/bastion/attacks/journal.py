@@ -48,8 +48,9 @@ def note(code: str, index: Sequence[int] | None = None) -> None:
 
 def passes(index: Sequence[int], forwards: Sequence[int], backwards: Sequence[int]) -> None:
     if (journal := _open.get()) is not None:
-        journal.forwards.update(dict(zip(index, forwards, strict=True)))
-        journal.backwards.update(dict(zip(index, backwards, strict=True)))
+        for example, forward, backward in zip(index, forwards, backwards, strict=True):
+            journal.forwards[example] += forward
+            journal.backwards[example] += backward
 
 
 def fooled(index: Sequence[int], member: int) -> None:

@@ -34,11 +34,11 @@ def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, see
 def standing(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Which examples are still right, and how far from it the nearest wrong class is: negative while they are."""
     with torch.no_grad():
-        logits = model(x)
+        logits = model(x.clone())  # which may normalise in place
     return ~misclassified(logits, y), margin(logits, y).nan_to_num(nan=torch.inf)
 
 
 def _wrong(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        logits = model(x)
+        logits = model(x.clone())
     return misclassified(logits, y), logits.argmax(1)

@@ -44,7 +44,7 @@ class Minimal:
             clean = logits_of(victim, batch)
             found = Findings(batch.x)
             found.fooled = misclassified(clean, batch.y)
-            found.settled = found.fooled.clone()
+            found.close(found.fooled)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed)
             targets = likeliest_wrong(clean, batch.y, max(self.fab_targets, self.targets))
             hunt(fab, victim, batch, threat, found, targets=targets[:, : self.fab_targets], goal="nearest")
@@ -95,6 +95,6 @@ class Minimal:
         if found.fooled[open_].all():
             rule.starts = found.x
         tried = Findings(batch.x)
-        tried.settled = ~open_
+        tried.close(~open_)
         hunt(rule, victim, batch, threat, tried, targets=targets)
         return tried

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack
+from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import margin
 from bastion.attacks.threat import Threat, project
 from bastion.errors import BastionError
-from bastion.types import Batch, hard
+from bastion.types import Batch
 
 # The share of the image that a square covers halves after each of these queries, of 10,000.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -65,7 +65,6 @@ class Squares(Run):
     kept: Tensor  # the best point so far
     kept_margin: Tensor  # (B,) of the model's answer there; the lower the better
     index: Tensor
-    number: Tensor
 
 
 class RandomSquares(Search[Squares]):
@@ -80,19 +79,8 @@ class RandomSquares(Search[Squares]):
     def start(self, jobs: Jobs, batch: Batch) -> Squares:
         self.sides = self.settings.sides(*batch.x.shape[2:], odd=self.odd).to(batch.x.device)
         x = self.first(batch, jobs.number)
-        return Squares(
-            at=jobs.at,
-            x0=batch.x,
-            y=hard(batch.y),
-            target=jobs.target,
-            x=x,
-            step=torch.zeros_like(jobs.at),
-            done=torch.zeros_like(jobs.at, dtype=torch.bool),
-            kept=x.clone(),
-            kept_margin=x.new_full((len(x),), torch.inf),
-            index=batch.index,
-            number=jobs.number,
-        )
+        worst = x.new_full((len(x),), torch.inf)
+        return Squares(**opening(jobs, batch, x), kept=x.clone(), kept_margin=worst, index=batch.index)
 
     def wants_gradient(self, runs: Squares) -> Tensor:
         return torch.zeros_like(runs.done)

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from bastion.errors import BastionError
-
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
 # processor's cache. `benchmarks/lanes.py` measures it.
 CPU_CACHE = 16 << 20
@@ -28,7 +26,7 @@ class Victim(nn.Module):
         self.network, self.lanes = network, lanes
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network(x)
+        logits: Tensor = self.network(x.clone())  # a model that normalises in place must not change our points
         return logits
 
 
@@ -47,7 +45,8 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
-        victim = Victim(network, _lanes(network, x[:1]))
+        # In train mode BatchNorm sees the batch: it is asked about all of it at once, and not about one image.
+        victim = Victim(network, max(len(x), 1) if model.training else _lanes(network, x[:1]))
         victim.training = model.training  # its own flag only: parts of the model may be in another mode
         yield victim
     finally:
@@ -74,7 +73,7 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
 
 def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
     with torch.no_grad():
-        expected, got = model(x), other(x)
+        expected, got = model(x.clone()), other(x.clone())
     tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-4
     scale = expected.abs().nan_to_num(0, 0, 0).max().item()
     return torch.allclose(got, expected, rtol=0, atol=tolerance * scale, equal_nan=True)
@@ -117,9 +116,7 @@ def _lanes(network: nn.Module, x: Tensor) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
-        logits = network(x.detach().requires_grad_())
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise BastionError(f"attack: the model must give logits of at least 2 classes, got {tuple(logits.shape)}")
+        network(x.detach().clone().requires_grad_() * 1)
     own = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     room = GPU_MEMORY if x.is_cuda else CPU_CACHE
     activations = max(sum(saved.values()) - own, 1)

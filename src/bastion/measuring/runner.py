@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import Threat
+from bastion.attacks.ensemble import AutoAttack, Ensemble, described
 from bastion.data import datasets
 from bastion.errors import BastionError, Interrupted
 from bastion.measuring import store
@@ -114,6 +115,7 @@ def measure(
         "probes": {label: each.folder.name for label, each in stores.items()},
         "described": {label: repr(probe) for label, probe in asked.items()},
         "threats": {label: asdict(threat) for label, probe in asked.items() if (threat := _threat(probe))},
+        "members": {label: members for label, probe in asked.items() if (members := _members(probe))},
     }
     return store.read_measurement(home, store.write_measurement(home, about))
 
@@ -241,6 +243,14 @@ def _check_portable(plan: Plan) -> None:
 def _threat(probe: Probe) -> Threat | None:
     threat = getattr(probe, "threat", None)
     return threat if isinstance(threat, Threat) else None
+
+
+def _members(probe: Probe) -> list[str]:
+    """What the attack of a probe is made of, if it is an ensemble."""
+    attack, threat = getattr(probe, "attack", None), _threat(probe)
+    if isinstance(attack, AutoAttack) and threat:
+        attack = attack.ensemble(threat.norm)
+    return [described(member) for member in attack.members] if isinstance(attack, Ensemble) else []
 
 
 def _count(data: DataSet, split: str, limit: int | None, sizes: Mapping[str, int | None]) -> int:

@@ -106,6 +106,18 @@ class Facts:
         }
         return {name: estimate(column) for name, column in columns.items()}
 
+    def stages(self, label: str) -> dict[str, Estimate]:
+        """Of a probe whose attack is an ensemble: accuracy after each of its members."""
+        members: list[str] = self.about.get("members", {}).get(label, [])
+        if not members:
+            return {}
+        by = self.columns[f"{label}/fooled_by"]
+        right = self.correct(label) | (by >= 0)  # before the first of them
+        return {
+            f"{number + 1}. {name}": estimate(right & ~((by >= 0) & (by <= number)))
+            for number, name in enumerate(members)
+        }
+
     @property
     def checks(self) -> int:
         """How many sanity checks were made."""
@@ -117,10 +129,10 @@ class Facts:
 
     def table(self) -> str:
         """Accuracy with its 95 % interval, per probe and worst case, and the warnings, as text."""
-        rows = [
-            f"{label:<16} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
-            for label, e in self.accuracies().items()
-        ]
+        rows = []
+        for label, accuracy in self.accuracies().items():
+            rows.append(_row(label, accuracy))
+            rows += [_row(f"  {stage}", after) for stage, after in self.stages(label).items()]
         about = self.about
         head = f"{about['model']} on {about['data']['name']} ({about['split']}), suite {about['suite']}"
         return "\n".join([head, *rows, *self._doubts()])
@@ -129,6 +141,10 @@ class Facts:
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning"]
         return [str(warning) for warning in self.warnings()]
+
+
+def _row(label: str, e: Estimate) -> str:
+    return f"{label:<16} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
 
 
 def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:

@@ -69,6 +69,15 @@ class Comparison:
     def chance(self) -> float:
         return 1 / len(self.about["classes"])
 
+    def stages(self) -> dict[str, list[tuple[str, list[Estimate]]]]:
+        """By probe: the members of its ensemble, and every row's accuracy after each."""
+        by_row = {label: [row.facts.stages(label) for row in self.rows] for label in self.rows[0].facts.labels}
+        return {
+            label: [(stage, [stages[stage] for stages in rows]) for stage in rows[0]]
+            for label, rows in by_row.items()
+            if rows[0] and all(stages.keys() == rows[0].keys() for stages in rows)
+        }
+
     @property
     def doubted(self) -> list[Row]:
         return [row for row in self.rows if row.warnings]

@@ -6,11 +6,12 @@ import copy
 
 import pytest
 import torch
-from tests.conftest import MakeLinear
+from tests.conftest import Linear, MakeLinear
+from tests.oracles import best_gain
 from torch import Tensor, nn
 
 from bastion import BastionError, Threat
-from bastion.attacks import attacks
+from bastion.attacks import attacks, journal
 from bastion.attacks.losses import margin, misclassified
 from bastion.attacks.pgd import PGD, fgsm, fgsm_rs
 from bastion.types import Batch
@@ -227,3 +228,70 @@ def test_a_gradient_that_is_nan_somewhere_does_not_look_like_robustness(
     broken = misclassified(model(attack(Broken(model), batch, threat, seed=0)), batch.y)
     assert fooled.sum() > 5
     assert broken.sum() >= 0.9 * fooled.sum()
+
+
+def test_momentum_is_that_of_mi_fgsm(make_linear: MakeLinear) -> None:
+    """Dong et al. 2018, Algorithm 1, written out."""
+    model, batch = make_linear(classes=4)
+    threat, steps, decay = Threat("linf", 0.02), 4, 0.7
+    x, running = batch.x, torch.zeros_like(batch.x)
+    for _ in range(steps):
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), batch.y, reduction="sum"), x)
+        running = decay * running + gradient / gradient.abs().mean((1, 2, 3), keepdim=True)
+        x = (x + threat.eps / steps * running.sign()).clamp(batch.x - threat.eps, batch.x + threat.eps).clamp(0, 1)
+    last = PGD(steps=steps, rel_step=1 / steps, random_start=False, momentum=decay, keep="last")
+    assert torch.allclose(last(model, batch, threat, seed=0), x, atol=1e-12)
+    assert attacks.build("mi-fgsm") == PGD(steps=10, rel_step=0.1, random_start=False, momentum=1.0)
+
+
+def test_targeted_runs_reach_the_targets_optimum(make_linear: MakeLinear) -> None:
+    """With one target the margin to it falls by Σ|w|·min(eps, room), the most there is."""
+    model, batch = make_linear(classes=6)
+    threat = Threat("linf", 0.005)
+    logits = model(batch.x)
+    target = logits.scatter(1, batch.y[:, None], -torch.inf).argmax(1)
+    x = PGD(steps=10, rel_step=0.5, loss="margin", targets=1)(model, batch, threat, seed=0)
+    w = (model.weight[target] - model.weight[batch.y]).detach()
+    before = (logits.gather(1, target[:, None]) - logits.gather(1, batch.y[:, None]))[:, 0]
+    after = (model(x).gather(1, target[:, None]) - model(x).gather(1, batch.y[:, None]))[:, 0]
+    assert torch.allclose(after, before + best_gain("linf", w, batch.x, threat.eps), atol=1e-9)
+
+
+def test_more_targets_find_what_the_likeliest_class_hides() -> None:
+    """Class 1 is near in logits but no pixel leads to it; class 2 is further and can be reached."""
+    weight = torch.cat([torch.zeros(2, 12), torch.ones(1, 12)]).double()
+    model = Linear(weight, torch.tensor([0.0, -0.1, -6.5]).double())
+    batch = Batch(torch.arange(4), torch.full((4, 3, 2, 2), 0.5).double(), torch.zeros(4, dtype=torch.int64))
+    threat = Threat("linf", 0.1)
+
+    def fooled(targets: int) -> int:
+        return int(
+            misclassified(model(PGD(loss="margin", targets=targets)(model, batch, threat, seed=0)), batch.y).sum()
+        )
+
+    assert (fooled(1), fooled(2)) == (0, 4)
+
+
+def test_kl_climbs_away_from_the_clean_answer(make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=4)
+    threat = Threat("linf", 0.01)
+    x = PGD(steps=10, loss="kl")(model, batch, threat, seed=0)
+    clean = model(batch.x).log_softmax(1)
+
+    def away(point: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.kl_div(model(point).log_softmax(1), clean, log_target=True, reduction="none").sum(1)
+
+    random = threat.random_point(batch.x, batch.index, seed=1, draw="test")
+    assert (away(x) > away(random)).all()
+    with pytest.raises(BastionError, match="no gradient at the clean image"):
+        PGD(loss="kl", random_start=False)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_dlr_falls_back_to_the_margin_where_there_are_too_few_classes(classes: int, make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=classes)
+    with journal.opened() as notes:
+        x = PGD(loss="dlr", targets=1)(model, batch, Threat("linf", 0.01), seed=0)
+    assert torch.equal(x, PGD(loss="margin", targets=1)(model, batch, Threat("linf", 0.01), seed=0))
+    assert "few-classes" in notes.notices

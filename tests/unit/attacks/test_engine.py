@@ -1,0 +1,496 @@
+"""Runs share batches and nothing else; what a run costs is counted; the model is left as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import Linear, MakeLinear
+from tests.oracles import nearest
+from torch import Tensor, nn
+
+from bastion import BastionError, Threat
+from bastion.attacks import journal
+from bastion.attacks.apgd import APGD
+from bastion.attacks.engine import Findings, Jobs, Run, Search, attack, hunt, opening
+from bastion.attacks.fab import FAB
+from bastion.attacks.losses import ce, margin, misclassified
+from bastion.attacks.square import Square
+from bastion.attacks.threat import Norm
+from bastion.attacks.victim import Victim
+from bastion.types import Attack, Batch
+
+NORMS: list[Norm] = ["linf", "l2", "l1"]
+ATTACKS: list[Attack] = [
+    APGD(steps=12, restarts=2),
+    APGD(steps=7, loss="dlr", targets=3),
+    APGD(steps=6, restarts=2, keep="best"),
+    FAB(steps=5, restarts=2),
+    FAB(steps=6, targets=3),
+    Square(queries=25),
+]
+
+
+class Fortress(Linear):
+    """Linear, and class 0 wins at every point of the box; its gradients do not vanish."""
+
+    def __init__(self, classes: int = 5, size: int = 90) -> None:
+        generator = torch.Generator().manual_seed(1)
+        bias = torch.zeros(classes, dtype=torch.float64)
+        bias[0] = 30.0
+        super().__init__(0.1 * torch.randn(classes, size, generator=generator, dtype=torch.float64), bias)
+
+
+class Ramp(nn.Module):
+    """Grey images of 0.5 + t, t = 0 clean. The wrong class leads by what `lead` says of t."""
+
+    def __init__(self, lead: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.lead = lead
+        self.asked = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked += len(x)
+        lead = self.lead(x.flatten(1).mean(1) - 0.5)
+        return torch.stack([torch.ones_like(lead), 1 + lead], 1) + 0 * x.sum()
+
+
+def grey(n: int = 3) -> Batch:
+    return Batch(torch.arange(n), torch.full((n, 1, 2, 2), 0.5, dtype=torch.float64), torch.zeros(n, dtype=torch.int64))
+
+
+class Walk(Search[Run]):
+    """Asks about x0 + 0.1, x0 + 0.2, … and wants no gradient."""
+
+    def __init__(self, steps: int = 4) -> None:
+        self.steps = steps
+
+    def start(self, jobs: Jobs, batch: Batch) -> Run:
+        return Run(**opening(jobs, batch, batch.x + 0.1))
+
+    def wants_gradient(self, runs: Run) -> Tensor:
+        return torch.zeros_like(runs.done)
+
+    def loss(self, runs: Run, logits: Tensor) -> Tensor:
+        return margin(logits, runs.y)
+
+    def tell(self, runs: Run, logits: Tensor, gradient: Tensor) -> None:
+        runs.step = runs.step + 1
+        runs.done = runs.step >= self.steps
+        runs.x = runs.x + 0.1
+
+
+def walked(model: nn.Module, batch: Batch, goal: Any = "hit", *, eps: float = 0.45, restarts: int = 1) -> Findings:
+    found = Findings(batch.x)
+    return hunt(Walk(), Victim(model, 8), batch, Threat("linf", eps), found, goal=goal, restarts=restarts)
+
+
+def offsets(found: Findings) -> list[float]:
+    return [round(value, 9) for value in (found.x - 0.5)[:, 0, 0, 0].tolist()]
+
+
+def cases(make_linear: MakeLinear, norm: Norm, n: int = 10) -> tuple[Linear, Batch, Threat]:
+    """Half of the examples can be fooled."""
+    model, batch = make_linear(classes=5, n=n)
+    return model, batch, Threat(norm, nearest(norm, model, batch).median().item())
+
+
+def _in_company(attack: Attack, model: Linear, batch: Batch, threat: Threat) -> list[tuple[Tensor, Tensor]]:
+    """What the attack finds one run at a time, and in other company: any lanes, any order, other examples."""
+    alone = attack(Victim(model, 1), batch, threat, seed=2)
+    pairs = [(alone, attack(Victim(model, lanes), batch, threat, seed=2)) for lanes in (5, 256)]
+    order = torch.tensor([9, 2, 0, 7, 5])
+    return [*pairs, (alone[order], attack(model, batch.select(order), threat, seed=2))]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        APGD(steps=12),
+        APGD(steps=6, restarts=2, keep="best"),
+        FAB(steps=5),
+        FAB(steps=6, targets=1),
+        FAB(steps=5, targets=3, restarts=2, keep="nearest"),
+        Square(queries=25),
+    ],
+    ids=repr,
+)
+def test_runs_do_not_see_each_other(make_linear: MakeLinear, attack: Attack, norm: Norm) -> None:
+    for alone, together in _in_company(attack, *cases(make_linear, norm)):
+        assert torch.allclose(together, alone, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "attack", [APGD(steps=7, restarts=2), APGD(steps=7, loss="dlr", targets=3), FAB(steps=4, restarts=2)], ids=repr
+)
+def test_who_is_fooled_does_not_depend_on_the_company(make_linear: MakeLinear, attack: Attack, norm: Norm) -> None:
+    model, batch, threat = cases(make_linear, norm)
+    y = [batch.y, batch.y, batch.y[[9, 2, 0, 7, 5]]]
+    for (alone, together), labels in zip(_in_company(attack, model, batch, threat), y, strict=True):
+        assert torch.equal(misclassified(model(together), labels), misclassified(model(alone), labels))
+
+
+def test_the_point_found_by_several_runs_does_not_depend_on_the_company(make_linear: MakeLinear) -> None:
+    for alone, together in _in_company(APGD(steps=12, restarts=2), *cases(make_linear, "linf")):
+        assert torch.allclose(together, alone, atol=1e-9, rtol=0)
+
+
+class Sizes(Victim):
+    """Keeps the sizes of the batches it is asked about."""
+
+    def __init__(self, network: nn.Module, lanes: int) -> None:
+        super().__init__(network, lanes)
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return super().forward(x)
+
+
+def fortress(n: int = 6) -> tuple[Fortress, Batch]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, 3, 6, 5, generator=generator, dtype=torch.float64)
+    return Fortress(), Batch(10 + torch.arange(n), x, torch.zeros(n, dtype=torch.int64))
+
+
+def test_more_runs_than_lanes_are_worked_off_in_full_batches() -> None:
+    model, batch = fortress(6)
+    victim = Sizes(model, lanes=5)
+    APGD(steps=3, loss="dlr", targets=4)(victim, batch, Threat("linf", 0.05), seed=0)
+    clean, hunted = victim.sizes[:2], victim.sizes[2:]
+    assert clean == [5, 1]
+    assert hunted == [5] * 4 * 4 + [4] * 4  # 24 runs: four pools of 5 and one of 4, four passes each
+
+
+def test_a_run_that_is_over_makes_room_at_once() -> None:
+    """Runs of different lengths: no lane is empty while a run waits."""
+    lead = torch.tensor([0.15, 9.0, 9.0, 0.15, 9.0, 9.0, 9.0], dtype=torch.float64)
+
+    class Early(nn.Module):
+        """Examples are told apart by their last pixel."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            which = (x[:, 0, -1, -1] * 1000).round().long() % 100
+            fooled = (x[:, 0, 0, 0] > 0.5 + lead[which]).double()
+            return torch.stack([1 - fooled, fooled], 1)
+
+    batch = grey(7)
+    batch.x[:, 0, -1, -1] = torch.arange(7, dtype=torch.float64) / 1000
+    victim = Sizes(Early(), lanes=3)
+    found = hunt(Walk(4), victim, batch, Threat("linf", 0.45), Findings(batch.x))
+    assert found.fooled.tolist() == [True, False, False, True, False, False, False]
+    # Passes of the runs: 2, 4, 4, 2, 4, 4, 4.
+    assert sum(victim.sizes) == 24
+    assert victim.sizes == [3] * 8
+
+
+def test_batches_are_never_larger_than_the_lanes_when_runs_want_different_things(make_linear: MakeLinear) -> None:
+    model, batch, threat = cases(make_linear, "l2")
+    victim = Sizes(model, lanes=4)
+    FAB(steps=6, targets=3)(victim, batch, threat.scaled(0.5), seed=0)
+    assert max(victim.sizes) == 4
+
+
+@pytest.mark.parametrize(("lanes", "forwards"), [(1, 2), (3, 2), (24, 1 + 8)])
+def test_the_other_runs_of_a_settled_example_are_dropped(lanes: int, forwards: int) -> None:
+    """Every point but the clean one fools. Of 8 runs an example, only those that share the first batch are made."""
+    model = Ramp(lambda t: torch.where(t == 0, -1.0, 1.0).double())
+    batch = grey(3)
+    with journal.opened() as notes:
+        x = APGD(steps=5, restarts=8)(Victim(model, lanes), batch, Threat("linf", 0.1), seed=0)
+    assert misclassified(model(x), batch.y).all()
+    assert notes.forwards == dict.fromkeys(range(3), forwards)
+    assert notes.backwards == dict.fromkeys(range(3), forwards - 1)
+
+
+@pytest.mark.parametrize(
+    ("attack", "norm", "forwards", "backwards"),
+    [
+        (APGD(steps=10), "linf", 1 + 11, 10),
+        (APGD(steps=10), "l2", 1 + 11, 10),
+        (APGD(steps=10), "l1", 1 + 4 + 4 + 5, 10),  # every ball's first point is asked about
+        (APGD(steps=10, phases=False), "l1", 1 + 11, 10),
+        (APGD(steps=2), "l1", 1 + 3, 2),
+        (APGD(steps=1), "l1", 1 + 2, 1),
+        (APGD(steps=0), "linf", 1 + 1, 0),
+        (APGD(steps=5, restarts=3), "linf", 1 + 3 * 6, 15),
+        (APGD(steps=5, loss="dlr", targets=4), "linf", 1 + 4 * 6, 20),
+        (APGD(steps=5, loss="dlr", targets=9), "linf", 1 + 4 * 6, 20),  # five classes have four wrong ones
+        (APGD(steps=5, targets=2, restarts=2), "l2", 1 + 4 * 6, 20),
+        (APGD(steps=5, eot=3), "linf", 1 + 3 * 6, 15 + 0),
+        (APGD(steps=5, keep="best"), "linf", 1 + 6, 5),
+        (FAB(steps=6, targets=3), "linf", 1 + 3 * 7, 18),
+        (FAB(steps=6, targets=3, restarts=2), "l2", 1 + 6 * 7, 36),
+        (FAB(steps=6), "l1", 1 + 7, 6 * 4),  # a gradient for each wrong class
+        (FAB(steps=0, targets=2), "l2", 1 + 2, 0),
+        (Square(queries=20), "linf", 1 + 21, 0),
+        (Square(queries=20, restarts=2), "l2", 1 + 42, 0),
+        (Square(queries=0), "l1", 1 + 1, 0),
+    ],
+    ids=repr,
+)
+def test_an_example_that_survives_costs_what_the_method_says(
+    attack: Attack, norm: Norm, forwards: int, backwards: int
+) -> None:
+    model, batch = fortress()
+    threat = Threat(norm, {"linf": 0.05, "l2": 0.5, "l1": 3.0}[norm])
+    with journal.opened() as notes:
+        attack(Victim(model, 4), batch, threat, seed=0)
+    assert notes.forwards == dict.fromkeys(batch.index.tolist(), forwards)
+    assert notes.backwards == dict.fromkeys(batch.index.tolist(), backwards)
+    assert notes.notices == {}
+
+
+def test_the_journal_counts_what_goes_through_the_model(make_linear: MakeLinear) -> None:
+    """Fooled or not: the sum over examples is the number of images that the model saw."""
+    model, batch, threat = cases(make_linear, "l2")
+    for attack_ in ATTACKS:
+        victim = Sizes(model, lanes=5)
+        with journal.opened() as notes:
+            attack_(victim, batch, threat, seed=0)
+        assert sum(notes.forwards.values()) == sum(victim.sizes), attack_
+
+
+def test_a_hit_ends_the_run_and_counts_only_inside_the_set() -> None:
+    model = Ramp(lambda t: torch.where(t < 0.15, -1.0, 1.0).double())
+    found = walked(model, grey(2))
+    assert offsets(found) == [0.2, 0.2]
+    assert found.settled.all() and model.asked == 2 * 2
+    outside = walked(model, grey(2), eps=0.15)
+    assert not outside.fooled.any() and not outside.settled.any()
+    assert torch.equal(outside.x, grey(2).x)
+
+
+def test_the_goal_nearest_spends_the_budget_and_keeps_the_nearest() -> None:
+    model = Ramp(lambda t: torch.where((t < 0.15) | ((t > 0.25) & (t < 0.35)), -1.0, 1.0).double())
+    found = walked(model, grey(2), "nearest", restarts=2)
+    assert offsets(found) == [0.2, 0.2]  # 0.4 fools too
+    assert found.fooled.all()
+    assert model.asked == 2 * 2 * 4
+
+
+def test_the_goal_loss_takes_the_highest_loss_of_all_runs_fooled_or_not(make_linear: MakeLinear) -> None:
+    model, batch, threat = cases(make_linear, "linf")
+    batch = batch._replace(y=torch.where(batch.index % 3 == 0, (batch.y + 1) % 5, batch.y))  # a third is wrong
+    losses = []
+    for restarts in (1, 3):
+        with journal.opened() as notes:
+            x = APGD(steps=2, restarts=restarts, keep="best")(model, batch, threat, seed=0)
+        losses.append(ce(model(x), batch.y))
+        assert set(notes.forwards.values()) == {1 + 3 * restarts}
+        assert (losses[-1] > ce(model(batch.x), batch.y)).all()
+    assert (losses[1] >= losses[0]).all() and (losses[1] > losses[0]).any()
+
+
+def test_a_doubtful_hit_does_not_end_the_run() -> None:
+    """Wrong by a millionth of the logits from 0.15 on, by one from 0.35 on."""
+    model = Ramp(lambda t: torch.where(t < 0.15, -1.0, torch.where(t < 0.35, 1e-6 * (1 + t), 1.0)).double())
+    found = walked(model, grey(2))
+    assert offsets(found) == [0.4, 0.4] and found.settled.all()
+    doubtful = walked(model, grey(2), eps=0.32)
+    assert offsets(doubtful) == [0.3, 0.3]  # the larger of two doubtful leads
+    assert doubtful.fooled.all() and not doubtful.settled.any()
+
+
+@pytest.mark.parametrize("where", [0.15, 0.35])
+def test_no_answer_is_not_the_right_answer(where: float) -> None:
+    model = Ramp(lambda t: torch.where(t < where, -1.0, torch.nan).double())
+    found = walked(model, grey(2))
+    assert found.settled.all()
+    assert offsets(found) == [round(where + 0.05, 9)] * 2
+    for attack_ in ATTACKS:
+        if getattr(attack_, "keep", "fooled") == "fooled" and not isinstance(attack_, FAB):
+            x = attack_(
+                Ramp(lambda t: torch.where(t == 0, -1.0, torch.nan).double()), grey(2), Threat("l2", 0.2), seed=0
+            )
+            assert x.isfinite().all() and not torch.equal(x, grey(2).x)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_what_is_wrong_already_is_returned_as_it_is_for_one_pass(make_linear: MakeLinear, attack: Attack) -> None:
+    if getattr(attack, "keep", "") == "best":
+        return
+    model, batch, threat = cases(make_linear, "linf")
+    wrong = batch.index % 2 == 0
+    batch = batch._replace(y=torch.where(wrong, (batch.y + 1) % 5, batch.y))
+    with journal.opened() as notes:
+        x = attack(model, batch, threat, seed=0)
+    assert torch.equal(x[wrong], batch.x[wrong])
+    assert all((notes.forwards[i] == 1) == bool(wrong[i]) for i in range(len(wrong)))
+    assert all((notes.backwards[i] > 0) <= (not wrong[i]) for i in range(len(wrong)))
+    with journal.opened() as notes:
+        assert torch.equal(attack(model, batch.select(wrong), threat, seed=0), batch.x[wrong])
+    assert set(notes.forwards.values()) == {1}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_eps_zero_one_example_and_none(make_linear: MakeLinear, attack: Attack, norm: Norm) -> None:
+    model, batch, threat = cases(make_linear, norm)
+    assert torch.equal(attack(model, batch, Threat(norm, 0.0), seed=0), batch.x)
+    one = batch.select(torch.tensor([4]))
+    assert threat.contains(one.x, attack(model, one, threat, seed=0)).all()
+    none = attack(Ramp(lambda t: t / 0), batch.select(torch.tensor([], dtype=torch.int64)), threat, seed=0)
+    assert none.shape == (0, 3, 6, 5)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("attack", "least"),
+    [
+        (APGD(steps=30, loss="dlr"), 3),
+        (APGD(steps=30, loss="dlr", targets=9), 4),
+        (APGD(steps=30, targets=9), 0),
+        (FAB(steps=10, targets=9), 0),
+        (FAB(steps=10), 0),
+    ],
+    ids=repr,
+)
+def test_few_classes_are_enough_and_the_journal_says_what_was_done(
+    make_linear: MakeLinear, attack: Attack, least: int, classes: int
+) -> None:
+    model, batch = make_linear(classes=classes, n=16)
+    away = nearest("linf", model, batch)
+    threat = Threat("linf", away.median().item())
+    with journal.opened() as notes:
+        fooled = misclassified(model(attack(model, batch, threat, seed=0)), batch.y)
+    assert notes.notices == ({"few-classes": None} if classes < least else {})
+    assert (away[fooled] <= threat.eps * (1 + 1e-6)).all()
+    if isinstance(attack, FAB) or attack.targets:  # an untargeted run may climb towards a class that is farther
+        assert fooled[away < 0.97 * threat.eps].all()
+
+
+def test_one_class_is_none() -> None:
+    model, batch = Fortress(classes=1), fortress()[1]
+    for attack_ in ATTACKS:
+        with pytest.raises(BastionError, match=r"logits of at least 2 classes, got \(6, 1\)"):
+            attack_(model, batch, Threat("linf", 0.1), seed=0)
+
+
+def test_a_model_without_a_gradient_is_noticed_on_its_examples() -> None:
+    class Deaf(Fortress):
+        """Answers on example 1 do not depend on its pixels."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            deaf = (x[:, 0, 0, :1] == 0).double()
+            return super().forward(x) * (1 - deaf) + deaf * self.bias
+
+    _, batch = fortress(3)
+    batch.x[1, 0, 0, 0] = 0.0
+    with journal.opened() as notes:
+        APGD(steps=2, random_start=False)(Deaf(), batch, Threat("linf", 0.1), seed=0)
+    assert notes.notices == {"zero-gradient": {11}}
+
+
+class Patient(nn.Module):
+    """With everything that an attack could disturb: gradients, frozen parameters, a part in train mode, BatchNorm."""
+
+    calls = 0  # of copies too
+
+    def __init__(self, *, convolves: bool, breaks_at: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 4, 3, padding=1) if convolves else nn.Identity()
+        self.norm = nn.BatchNorm2d(4 if convolves else 3)
+        self.drop = nn.Dropout(0.0)
+        self.head = nn.Linear((4 if convolves else 3) * 30, 5)
+        self.breaks_at = breaks_at
+        self.eval().double()
+        self.drop.train()
+        self.head.bias.requires_grad_(False)
+        self.head.weight.grad = torch.ones_like(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Patient.calls += bool(x.shape[0] > 0)  # cannot be traced: copies keep this code
+        if self.breaks_at is not None and Patient.calls >= self.breaks_at:
+            raise ZeroDivisionError("the model broke")
+        return self.head(self.drop(self.norm(self.first(x)).flatten(1)))
+
+
+def _state(model: nn.Module) -> list[Any]:
+    parameters = [(p.requires_grad, p.grad is not None and p.grad.tolist(), p.tolist()) for p in model.parameters()]
+    flags = [module.training for module in model.modules()]
+    buffers = [buffer.tolist() for buffer in model.buffers()]
+    noise = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+    return [parameters, flags, buffers, noise, torch.is_grad_enabled()]
+
+
+@pytest.mark.parametrize("convolves", [True, False])
+@pytest.mark.parametrize("breaks_at", [None, 1, 6, 8])
+def test_the_model_and_the_random_numbers_are_left_as_they_were(convolves: bool, breaks_at: int | None) -> None:
+    _, batch = fortress(4)
+    for attack_ in ATTACKS:
+        model = Patient(convolves=convolves)
+        batch = batch._replace(y=model(batch.x).argmax(1))
+        model.breaks_at, Patient.calls = breaks_at, 0
+        before = _state(model)
+        with torch.no_grad():  # an attack needs gradients and sees to them itself
+            before[-1] = False
+            if breaks_at is None:
+                attack_(model, batch, Threat("l2", 0.3), seed=0)
+            else:
+                with pytest.raises(ZeroDivisionError, match="broke"):
+                    attack_(model, batch, Threat("l2", 1e-4), seed=0)
+            assert _state(model) == before, attack_
+
+
+def test_attack_asks_about_targets_in_the_order_of_their_logits() -> None:
+    model, batch = fortress(2)
+    seen: list[Tensor] = []
+
+    class Note(Walk):
+        def start(self, jobs: Jobs, batch: Batch) -> Run:
+            seen.append(torch.stack([jobs.at, jobs.target, jobs.number, jobs.restart], 1))
+            return super().start(jobs, batch)
+
+    attack(Victim(model, 64), batch, Threat("linf", 0.1), lambda classes: Note(1), name="note", targets=3, restarts=2)
+    ranked = model(batch.x)[:, 1:].argsort(1, descending=True)[:, :3] + 1
+    expected = [
+        [at, int(ranked[at, rank]), 3 * restart + rank, restart]
+        for restart in range(2)
+        for rank in range(3)
+        for at in range(2)
+    ]
+    assert seen[0].tolist() == expected
+
+
+@given(
+    offers=st.lists(
+        st.tuples(
+            st.booleans(),
+            st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-1.0, 0.0, 1.0, 2.0, torch.nan])), max_size=5),
+        ),
+        max_size=5,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_findings_keep_the_first_of_the_best(offers: list[tuple[bool, list[tuple[int, float]]]]) -> None:
+    """A fooling point before any other, then the highest score, then the first; NaN is no score."""
+    found = Findings(torch.zeros(3, 1, 1, 1))
+    best: dict[int, tuple[bool, float, int]] = {}
+    number = 0
+    for fooled, rows in offers:
+        numbers = list(range(number + 1, number + 1 + len(rows)))
+        number += len(rows)
+        at, score = torch.tensor([a for a, _ in rows], dtype=torch.int64), torch.tensor([s for _, s in rows])
+        found.offer(at, torch.tensor(numbers, dtype=torch.float32).view(-1, 1, 1, 1), score, fooled=fooled)
+        for (a, s), n in zip(rows, numbers, strict=True):
+            if s == s and (a not in best or (fooled, s) > best[a][:2]):
+                best[a] = (fooled, s, n)
+    assert found.x.flatten().tolist() == [best[a][2] if a in best else 0 for a in range(3)]
+    assert found.fooled.tolist() == [best[a][0] if a in best else False for a in range(3)]
+
+
+def test_a_point_that_is_none_fools_nobody() -> None:
+    found = Findings(torch.zeros(2, 1, 1, 1))
+    found.offer(torch.arange(2), torch.tensor([torch.nan, 0.5]).view(2, 1, 1, 1), torch.ones(2), fooled=True)
+    assert found.fooled.tolist() == [False, True]
+    assert found.x.flatten().tolist() == [0.0, 0.5]

@@ -1,0 +1,240 @@
+"""The model under attack is the model: the same function, and nothing of the given one is touched."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.conftest import MakeLinear
+from torch import Tensor, nn
+
+from bastion import BastionError, Threat
+from bastion.attacks.apgd import APGD
+from bastion.attacks.victim import CPU_CACHE, LANES, Victim, under_attack
+from bastion.models import checkpoint, models
+from bastion.types import Batch
+
+
+def unsettled(model: nn.Module, seed: int = 0) -> nn.Module:
+    """With BatchNorms that do something: random statistics, scales and shifts. In eval mode."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor, low, high in (
+                (module.running_mean, -0.5, 0.5),
+                (module.running_var, 0.5, 2.0),
+                (module.weight.data, 0.5, 1.5),
+                (module.bias.data, -0.5, 0.5),
+            ):
+                assert tensor is not None
+                tensor.copy_(low + (high - low) * torch.rand(tensor.shape, generator=generator))
+    return model.eval()
+
+
+def norms(model: nn.Module) -> int:
+    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def resnet_micro() -> nn.Module:
+    spec = {"name": "resnet/micro", "widths": (8, 12), "depths": (1, 1), "img_size": 12}
+    return checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3, seed=0)
+
+
+def timm_resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return models.build({"name": "timm/resnet10t", "num_classes": 7}).network
+
+
+def sequential() -> nn.Module:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 6, 3, bias=False), nn.Conv2d(6, 6, 3, stride=2, groups=2)
+    return nn.Sequential(
+        first, nn.BatchNorm2d(6), nn.ReLU(), second, nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4)
+    )
+
+
+class Branching(nn.Module):
+    """Control flow that depends on the input: cannot be traced; its parts can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(x if x.mean() > 0 else -x)
+        return logits
+
+
+class Shared(nn.Module):
+    """One convolution before two BatchNorms: folding one into it would spoil the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.one, self.two = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.conv(self.one(self.conv(x)))).mean((2, 3))
+
+
+class Twice(nn.Module):
+    """The convolution's output is needed besides its BatchNorm's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return (x + self.norm(x)).mean((2, 3))
+
+
+class Uncopyable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.lock = sequential(), threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(x)
+        return logits
+
+
+class Stubborn(nn.Module):
+    """Its copies answer something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.sign = sequential(), 1.0
+
+    def __deepcopy__(self, memo: object) -> Stubborn:
+        other = Stubborn()
+        other.load_state_dict(self.state_dict())
+        other.sign = -1.0
+        return other.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.sign
+
+
+# The model, and how many of its BatchNorms are left when those after convolutions are folded; None: it is asked itself.
+MODELS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
+    "resnet/micro": (resnet_micro, 3),  # two that begin a block, and the last
+    "timm": (timm_resnet, 0),
+    "sequential": (sequential, 0),
+    "branching": (Branching, 0),
+    "shared convolution": (Shared, 2),
+    "convolution used twice": (Twice, 1),
+    "cannot be copied": (Uncopyable, None),
+    "copies differ": (Stubborn, None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MODELS)
+def test_folding_keeps_the_function_and_its_gradient(name: str, dtype: torch.dtype) -> None:
+    make, left = MODELS[name]
+    model = unsettled(make()).to(dtype)
+    before = copy.deepcopy(model.state_dict())
+    size = 32 if name == "timm" else 12
+    x = torch.rand(5, 3, size, size, dtype=dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
+    with under_attack(model, x.detach()) as victim:
+        assert norms(victim) == (norms(model) if left is None else left)
+        assert (victim.network is model) == (left is None)
+        assert not victim.training
+        expected, got = model(x), victim(x)
+        assert torch.allclose(got, expected, atol=tolerance * expected.abs().max().item(), rtol=0)
+        gradients = [torch.autograd.grad(logits.square().sum(), x)[0] for logits in (expected, got)]
+        assert torch.allclose(*gradients, atol=10 * tolerance * gradients[0].abs().max().item(), rtol=0)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert all(value.is_contiguous() for value in model.state_dict().values())  # its memory format is its own
+
+
+def test_a_model_in_train_mode_is_asked_as_it_is(tiny_model: nn.Module) -> None:
+    model = tiny_model.train()
+    with under_attack(model, torch.rand(4, 3, 8, 8)) as victim:
+        assert victim.network is model and victim.training
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_measuring_lanes_leaves_a_model_in_train_mode_alone(tiny_model: nn.Module) -> None:
+    """BatchNorm would take one image for a batch: into its statistics, or (on vectors) not at all."""
+    model = tiny_model.train()
+    before = copy.deepcopy(model.state_dict())
+    with under_attack(model, torch.rand(4, 3, 8, 8)):
+        pass
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_part_in_another_mode_stays_in_it(make_linear: MakeLinear, training: bool) -> None:
+    linear, batch = make_linear()
+    model = nn.Sequential(linear, nn.Dropout(0.0)).train(training)
+    model[1].train(not training)
+    with under_attack(model, batch.x) as victim:
+        assert victim.training == training
+        assert model[1].training != training
+    assert [module.training for module in model] == [training, not training]
+
+
+def test_a_part_in_train_mode_stays_in_it_in_a_copy(tiny_model: nn.Module) -> None:
+    """Folded or not, a BatchNorm that uses the batch's statistics goes on doing so."""
+    model = sequential().eval()
+    model[4].train()
+    x = torch.rand(6, 3, 12, 12)
+    statistics = model[4].running_mean.clone()
+    with under_attack(model, x) as victim:
+        assert torch.allclose(victim(x), copy.deepcopy(model)(x), atol=1e-5)
+    assert statistics.shape == model[4].running_mean.shape
+
+
+def test_inside_parameters_collect_no_gradient_and_afterwards_are_as_they_were(make_linear: MakeLinear) -> None:
+    model, batch = make_linear()
+    model.bias.requires_grad_(False)
+    with pytest.raises(ZeroDivisionError), under_attack(model, batch.x):
+        assert not model.weight.requires_grad
+        raise ZeroDivisionError
+    assert model.weight.requires_grad and not model.bias.requires_grad
+
+
+def test_a_victim_is_its_own_victim(make_linear: MakeLinear) -> None:
+    model, batch = make_linear()
+    with under_attack(Victim(model, 5), batch.x) as outer, under_attack(outer, batch.x[:1]) as inner:
+        assert inner is outer and inner.lanes == 5
+
+
+def _lanes(model: nn.Module, x: Tensor) -> int:
+    with under_attack(model, x) as victim:
+        return victim.lanes
+
+
+def test_lanes_depend_on_model_and_image_size_only() -> None:
+    model = unsettled(resnet_micro())
+    expected = _lanes(model, torch.zeros(1, 3, 12, 12))
+    for x in (torch.rand(1, 3, 12, 12), torch.rand(40, 3, 12, 12), torch.ones(3, 3, 12, 12)):
+        assert _lanes(model, x) == expected
+    assert _lanes(copy.deepcopy(model), torch.rand(2, 3, 12, 12)) == expected
+
+
+def test_lanes_fill_the_cache() -> None:
+    """A ReLU saves its output, in float32; those of all lanes fill 16 MiB, within bounds and powers of two."""
+    model = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.AdaptiveAvgPool1d(2)).eval()
+    for side, lanes in ((64, 256), (148, 32), (256, 16), (1024, 8)):
+        x = torch.rand(1, 4, side, side)
+        ideal = CPU_CACHE / (4 * x.numel())
+        got = _lanes(model, x)
+        assert got == lanes
+        assert got in LANES or ideal / 2 < got <= ideal
+
+
+def test_more_than_one_class_is_needed() -> None:
+    batch = Batch(torch.arange(2), torch.rand(2, 3, 2, 2), torch.zeros(2, dtype=torch.int64))
+    for model in (nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), nn.Flatten(0), nn.Identity()):
+        with pytest.raises(BastionError, match="must give logits of at least 2 classes, got"):
+            APGD()(model, batch, Threat("linf", 0.1), seed=0)
