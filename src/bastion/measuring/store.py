@@ -129,10 +129,15 @@ class Facts:
 
     def table(self) -> str:
         """Accuracy with its 95 % interval, per probe and worst case, and the warnings, as text."""
-        rows = []
+        lines: list[tuple[str, Estimate]] = []
         for label, accuracy in self.accuracies().items():
-            rows.append(_row(label, accuracy))
-            rows += [_row(f"  {stage}", after) for stage, after in self.stages(label).items()]
+            lines.append((label, accuracy))
+            lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
+        width = max([16, *(len(label) for label, _ in lines)])
+        rows = [
+            f"{label:<{width}} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
+            for label, e in lines
+        ]
         about = self.about
         head = f"{about['model']} on {about['data']['name']} ({about['split']}), suite {about['suite']}"
         return "\n".join([head, *rows, *self._doubts()])
@@ -141,10 +146,6 @@ class Facts:
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning"]
         return [str(warning) for warning in self.warnings()]
-
-
-def _row(label: str, e: Estimate) -> str:
-    return f"{label:<16} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
 
 
 def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:
