@@ -31,12 +31,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},
     "patch-fool": {"steps": 5},
     "ensemble": {"members": ["fgsm", {"name": "square", "queries": 5}]},
-    "autoattack": {"version": "rand"},
+    "autoattack": {"version": "rand"},  # the other versions take thousands of Square's queries
     "square": {"queries": 100},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},
 }
 ATTENDING = {"patch-fool", "pna", "self-ensemble"}  # attacks that refuse models without attention
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
+# Thousands of passes, by members that are tested here one by one.
+ATTACKS = [pytest.param(name, marks=pytest.mark.slow) if name == "autoattack" else name for name in attacks.names()]
 FAMILIES = [name for name in models.names() if not name.endswith("/*")]
 
 
@@ -69,7 +71,7 @@ def options(name: str, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
-@pytest.mark.parametrize("name", attacks.names())
+@pytest.mark.parametrize("name", ATTACKS)
 class TestAttacks:
     def test_points_are_inside_and_no_worse(self, name: str, threat: Threat, victim: Classifier, batch: Batch) -> None:
         model = victim.eval()

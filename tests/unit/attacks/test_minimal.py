@@ -40,8 +40,8 @@ def test_minimal_finds_the_true_distance(norm: Norm, interior: bool, classes: in
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_minimal_is_never_beaten_by_an_attack_at_a_fixed_radius(norm: Norm, make_linear: MakeLinear) -> None:
-    model, batch = make_linear(classes=5, n=24)
-    found = BOX[norm].distance(batch.x, Minimal()(model, batch, BOX[norm], seed=0))
+    model, batch = make_linear(classes=5, n=12)
+    found = BOX[norm].distance(batch.x, Minimal(steps=20, fab_steps=30)(model, batch, BOX[norm], seed=0))
     for eps in nearest(norm, model, batch).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist():
         threat = Threat(norm, eps)
         fooled = model(APGD(loss="dlr", targets=4)(model, batch, threat, seed=0)).argmax(1) != batch.y
