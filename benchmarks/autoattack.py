@@ -6,8 +6,8 @@
     python -m benchmarks.autoattack --components standard --norms linf --models pyautoattack/resnet18 --n 100
     python -m benchmarks.autoattack --memory             # peak memory of both sides, each in a process of its own
 
-Both sides get the same model, the same images in the same order, the same number of threads, in one process and one
-after the other. Results are stored in `benchmarks/results/`, a file for every chunk of images, so that a run that is
+Both sides get the same model, the same images in the same order and one thread, in one process and one after the
+other. Results are stored in `benchmarks/results/`, a file for every chunk of images, so that a run that is
 stopped goes on where it was. A component attacks all images that are classified right, not only what others left over.
 """
 
@@ -51,7 +51,7 @@ class Side:
     """What one implementation did with a chunk."""
 
     robust: list[bool]  # example by example
-    seconds: float
+    seconds: float  # of the processor, all threads; waiting for other processes does not count
     forwards: int  # images
     backwards: int
 
@@ -84,10 +84,10 @@ class Counted(nn.Module):
 def by_bastion(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
     ensemble = AutoAttack().ensemble(threat.norm)
     attack = ensemble if component == STANDARD else ensemble.members[COMPONENTS.index(component)]
-    began = time.perf_counter()
+    began = time.process_time()
     with journal.opened() as notes:
         verdict = judge(model, batch, attack, threat, seed=0)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     judged = 2 * len(batch.x)
     forwards, backwards = sum(notes.forwards.values()) + judged, sum(notes.backwards.values())
     return Side((verdict.clean & ~verdict.fooled).tolist(), seconds, forwards, backwards)
@@ -100,9 +100,9 @@ def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str)
     if component != STANDARD:
         adversary.attacks_to_run = [component]
     adversary.verbose = False
-    began = time.perf_counter()
+    began = time.process_time()
     x = adversary.run_standard_evaluation(batch.x, batch.y, batch_size=250)[0]
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     with torch.no_grad():
         right = model(x).argmax(1) == batch.y
     return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
@@ -141,9 +141,9 @@ def torchattacks_seconds(model: nn.Module, batch: Batch, threat: Threat, compone
         "square": lambda: ta.Square(model, norm=norm, eps=eps, n_queries=5000),
         STANDARD: lambda: ta.AutoAttack(model, norm=norm, eps=eps),
     }[component]()
-    began = time.perf_counter()
+    began = time.process_time()
     attack(batch.x, batch.y)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def peak_memory(model_name: str, norm: str, side: str) -> float:
@@ -254,14 +254,13 @@ def main() -> None:
     parser.add_argument("--norms", nargs="+", default=list(THREATS), choices=list(THREATS))
     parser.add_argument("--components", nargs="+", default=list(COMPONENTS), choices=[*COMPONENTS, STANDARD])
     parser.add_argument("--n", type=int, default=500, help=f"images, in chunks of {CHUNK}")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
     parser.add_argument("--torchattacks", action="store_true", help="time torchattacks too, on the first 100 images")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
+    torch.set_num_threads(1)
     without_checks()
     if chosen.peak:
         print(peak_memory(chosen.models[0], chosen.norms[0], chosen.peak))
