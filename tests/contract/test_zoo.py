@@ -7,6 +7,9 @@ import torch
 
 import bastion
 from bastion import Threat
+from bastion.attacks.apgd import APGD
+from bastion.attacks.ensemble import Ensemble
+from bastion.attacks.fab import FAB
 from bastion.attacks.judge import judge
 from bastion.attacks.pgd import PGD
 from bastion.data import datasets
@@ -35,3 +38,15 @@ class TestZoo:
         assert abs(verdict.clean.double().mean().item() - expect["clean"]) < 0.14
         assert abs(robust.double().mean().item() - expect["pgd-10"]) < 0.14
         assert torch.equal(verdict.inside, torch.ones(200, dtype=torch.bool))
+
+
+def test_verdicts_depend_on_the_batching_through_rounding_only() -> None:
+    """In float32: of 200 images attacked at once and in parts, at most one gets another verdict."""
+    model, threat = bastion.load("zoo/cifar10-linf-vit"), Threat("linf", 8 / 255)
+    batch = datasets.build("cifar10-mini").test.batch(range(200))
+    attack = Ensemble(members=(APGD(steps=10), APGD(steps=5, loss="dlr", targets=3), FAB(steps=5, targets=2)))
+    whole = judge(model, batch, attack, threat, seed=0).fooled
+    order = torch.arange(200).flip(0)
+    parts = [judge(model, batch.select(part), attack, threat, seed=0).fooled for part in order.split((1, 7, 92, 100))]
+    assert whole.sum() > 30
+    assert (whole[order] != torch.cat(parts)).sum() <= 1

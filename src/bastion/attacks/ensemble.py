@@ -13,7 +13,6 @@ from bastion.attacks.fab import FAB
 from bastion.attacks.judge import standing
 from bastion.attacks.square import Square
 from bastion.attacks.threat import Norm, Threat
-from bastion.attacks.victim import under_attack
 from bastion.errors import BastionError
 from bastion.types import Attack, Batch
 
@@ -37,20 +36,19 @@ class Ensemble:
         if len(x) == 0:
             return x
         right, best = standing(model, x, batch.y)
-        with under_attack(model, x) as victim:
-            for number, member in enumerate(self.members):
-                if not right.any():
-                    break
-                at = right.nonzero()[:, 0]
-                survivors = batch.select(at)
-                proposed = member(victim, survivors, threat, seed=seed)
-                still, lead = standing(model, proposed, survivors.y)
-                inside = threat.contains(survivors.x, proposed)
-                fooled = ~still & inside
-                better = fooled | (inside & (lead > best[at]))
-                x[at[better]], best[at[better]] = proposed[better], lead[better]
-                right[at[fooled]] = False
-                self._report(number, survivors.index[fooled].tolist())
+        for number, member in enumerate(self.members):
+            if not right.any():
+                break
+            at = right.nonzero()[:, 0]
+            survivors = batch.select(at)
+            proposed = member(model, survivors, threat, seed=seed)
+            still, lead = standing(model, proposed, survivors.y)
+            inside = threat.contains(survivors.x, proposed)
+            fooled = ~still & inside
+            better = fooled | (inside & (lead > best[at]))
+            x[at[better]], best[at[better]] = proposed[better], lead[better]
+            right[at[fooled]] = False
+            self._report(number, survivors.index[fooled].tolist())
         return x
 
     def _report(self, number: int, fooled: list[int]) -> None:
