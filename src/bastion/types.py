@@ -36,10 +36,10 @@ class Batch(NamedTuple):
     def check(self, num_classes: int | None, where: str) -> Batch:
         """This batch, if its pixels and labels are what models and attacks expect; None: any number of classes."""
         b = len(self.x)
-        if self.x.ndim != 4 or not self.x.is_floating_point():
+        if self.x.ndim != 4 or self.x.dtype not in (torch.float32, torch.float64):
             raise BastionError(
-                f"{where}: images must be float of shape (B, C, H, W), got {self.x.dtype} {tuple(self.x.shape)}; "
-                "for uint8 images divide by 255 first"
+                f"{where}: images must be float32 or float64 of shape (B, C, H, W), got {self.x.dtype} "
+                f"{tuple(self.x.shape)}; for uint8 images divide by 255 first, half precision is too coarse for eps"
             )
         if len(self.index) != b or len(self.y) != b:
             raise BastionError(f"{where}: {b} images but {len(self.index)} indices and {len(self.y)} labels")

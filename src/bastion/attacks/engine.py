@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion.attacks import journal
-from bastion.attacks.losses import likeliest_wrong, margin, misclassified
+from bastion.attacks.losses import input_gradient, likeliest_wrong, margin, misclassified
 from bastion.attacks.threat import Threat
 from bastion.attacks.victim import Victim, under_attack
 from bastion.errors import BastionError
@@ -30,6 +30,7 @@ Goal = Literal["hit", "nearest", "loss"]
 
 # A hit with a margin this small, relative to the largest logit, may be none in another batch: its run goes on.
 CONFIRMED = 1e-4
+DOUBT = 1e9  # and it counts as further away than any other
 
 
 class Table:
@@ -191,7 +192,7 @@ def attack(
         clean = logits_of(victim, batch)
         found = Findings(batch.x)
         if goal != "loss":
-            found.offer(torch.arange(len(clean)), batch.x, margin(clean, batch.y), fooled=False)
+            found.offer(torch.arange(len(clean), device=clean.device), batch.x, margin(clean, batch.y), fooled=False)
             found.fooled = misclassified(clean, batch.y)
             found.close(found.fooled)
         chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
@@ -231,7 +232,7 @@ def hunt(
         points = asked.x
         logits, gradient = _ask(rule, victim, asked, passes)
         _notice_blindness(rule, asked, gradient, batch)
-        if goal != "loss":
+        if goal != "loss" and rule.eot == 1:  # one draw of a model that draws random numbers proves nothing
             _harvest(asked, points, logits, threat, goal, found)
         rule.tell(asked, logits, gradient)
         if asked.done.any():
@@ -297,12 +298,8 @@ def _notice_blindness(rule: Search[R], runs: R, gradient: Tensor, batch: Batch) 
 def _gradient(loss: Tensor, x: Tensor) -> Tensor:
     """Of each example's loss at its own point; of each column if there are several."""
     if loss.ndim == 2:
-        columns = [torch.autograd.grad(column.sum(), x, retain_graph=True)[0] for column in loss.unbind(1)]
-        gradient = torch.stack(columns, 1)
-    else:
-        (gradient,) = torch.autograd.grad(loss.sum(), x)
-    # A coordinate without a gradient must not stop the others: that would look like robustness.
-    return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return torch.stack([input_gradient(column, x, keep_graph=True) for column in loss.unbind(1)], 1)
+    return input_gradient(loss, x)
 
 
 def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings) -> None:
@@ -314,10 +311,12 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     runs, x, logits = runs.take(fooled), x[fooled], logits[fooled]
     inside = threat.contains(runs.x0, x)
     lead = margin(logits, runs.y).nan_to_num(nan=torch.inf)  # no answer is not the right answer
-    score = lead if goal == "hit" else -threat.distance(runs.x0, x)
+    least = CONFIRMED if goal == "hit" else 16 * torch.finfo(logits.dtype).eps  # the nearest has a small one by nature
+    sure = (lead > least * logits.abs().amax(1)) | lead.isinf()
+    score = lead if goal == "hit" else -threat.distance(runs.x0, x) - torch.where(sure, 0.0, DOUBT)
     found.offer(runs.at[inside], x[inside], score[inside], fooled=True)
     if goal == "hit":
-        sure = inside & ((lead > CONFIRMED * logits.abs().amax(1)) | lead.isinf())
+        sure &= inside
         found.settle(runs.at[sure], runs.number[sure], x[sure], lead[sure])
 
 

@@ -75,8 +75,20 @@ def fitting(loss: LossName, classes: int, *, targeted: bool) -> LossName:
 
 def likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:
     """(B, count) the wrong classes with the largest logits, likeliest first; fewer if there are fewer."""
-    others = logits.nan_to_num(nan=-torch.inf).scatter(1, hard(y)[:, None], -torch.inf)
+    others = logits.nan_to_num(nan=-torch.inf).clamp(min=torch.finfo(logits.dtype).min)  # a masked class is still one
+    others = others.scatter(1, hard(y)[:, None], -torch.inf)
     return others.topk(min(count, logits.shape[1] - 1), dim=1).indices
+
+
+def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tensor:
+    """Of each example's loss at its own point; zero where the model cuts the way back to its input."""
+    if not loss.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(loss.sum(), x, retain_graph=keep_graph, allow_unused=True)
+    if gradient is None:
+        return torch.zeros_like(x)
+    # A coordinate without a gradient must not stop the others: that would look like robustness.
+    return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def misclassified(logits: Tensor, y: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Minimal:
             if not open_.any():
                 continue
             tried = self._try(victim, batch, threat, found, targets, open_, attack, radius, classes, seed)
-            better = tried.fooled & open_
+            better = tried.settled & open_  # beyond doubt: it takes the place of a point that fools
             found.x[better], found.fooled[better] = tried.x[better], True
             high = torch.where(better, torch.minimum(radius, threat.distance(batch.x, tried.x)), high)
             low = torch.where(open_ & ~better, radius, low)

@@ -19,6 +19,7 @@ from bastion.attacks.losses import (
     TargetedLoss,
     divergence,
     fitting,
+    input_gradient,
     likeliest_wrong,
     misclassified,
 )
@@ -97,12 +98,12 @@ class PGD:
         """What the runs of a restart climb: one loss, or one for each target."""
         if self.loss == "kl":
             with torch.no_grad():
-                clean = model(batch.x).log_softmax(1)
+                clean = model(batch.x.clone()).log_softmax(1)
             return [lambda logits, _: divergence(clean, logits)]
         if not self.targets and self.loss != "dlr":
             return [LOSSES[self.loss]]
         with torch.no_grad():
-            clean = model(batch.x)
+            clean = model(batch.x.clone())
         loss = fitting(self.loss, clean.shape[1], targeted=self.targets > 0)
         if not self.targets:
             return [LOSSES[loss]]
@@ -174,7 +175,7 @@ class Incumbent:
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Loss and fooled flag of each example, without a gradient."""
     with torch.no_grad():
-        logits = model(x)
+        logits = model(x.clone())
         return loss(logits, y), misclassified(logits, y)
 
 
@@ -182,9 +183,7 @@ def ascent(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, 
     """Loss, fooled flag and input gradient of each example; parameters collect no gradient."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits = model(x)
+        logits = model(x.clone())  # which may normalise in place
         values = loss(logits, y)
-        (gradient,) = torch.autograd.grad(values.sum(), x)
-    # A coordinate without a gradient must not stop the others: that would look like robustness.
-    gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        gradient = input_gradient(values, x)
     return values.detach(), misclassified(logits.detach(), y), gradient

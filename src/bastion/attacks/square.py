@@ -14,7 +14,7 @@ from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import margin
-from bastion.attacks.threat import Threat, project
+from bastion.attacks.threat import SHY, Threat, project
 from bastion.errors import BastionError
 from bastion.types import Batch
 
@@ -200,15 +200,17 @@ class MovedSquares(RandomSquares):
     def _laid(self, place: Place, upright: Tensor) -> Tensor:
         """(B, 1, H, W) the pattern, each run's at its place; beyond the square whatever."""
         sides = place.side[:, 0]
-        largest = int(sides.max())
-        bank = torch.zeros(largest + 1, largest, largest, dtype=torch.float64, device=sides.device)
-        for side in set(sides.tolist()):  # runs that started together have the same
-            bank[side, :side, :side] = pattern(side, self.power)
+        distinct = sorted(set(sides.tolist()))  # runs that started together have the same
+        largest = distinct[-1]
+        bank = torch.zeros(len(distinct), largest, largest, dtype=torch.float64, device=sides.device)
+        for place_in_bank, side in enumerate(distinct):
+            bank[place_in_bank, :side, :side] = pattern(side, self.power)
+        which = torch.searchsorted(torch.tensor(distinct, device=sides.device), sides)
         rows, columns = (at.clamp(0, largest - 1) for at in (place.rows, place.columns))
         rows, columns = rows[:, :, None], columns[:, None, :]
         upright = upright[:, None, None]
         first, second = torch.where(upright, rows, columns), torch.where(upright, columns, rows)
-        return bank[sides[:, None, None], first, second][:, None]
+        return bank[which[:, None, None], first, second][:, None]
 
     def size(self, offset: Tensor, *, whole: bool = False) -> Tensor:
         """The norm of each channel, (B, C, 1, 1); or of all of them, (B, 1, 1, 1)."""
@@ -220,7 +222,9 @@ class MovedSquares(RandomSquares):
         """On the sphere for l2, nearest for l1; then in the box."""
         if self.threat.norm == "l1":
             return project("l1", x0, x0 + offset, self.threat.eps)
-        return (x0 + offset * (self.threat.eps / (self.size(offset, whole=True) + 1e-12))).clamp(0, 1)
+        size = torch.linalg.vector_norm(offset, 2, dim=(1, 2, 3), keepdim=True, dtype=torch.float64)
+        moved: Tensor = x0 + offset * (SHY * self.threat.eps / (size + 1e-12)).to(x0.dtype)
+        return moved.clamp(0, 1)
 
 
 @cache

@@ -95,6 +95,7 @@ def length(norm: Norm, offset: Tensor) -> Tensor:
     return lengths
 
 
+SHY = 1 - 1e-7  # of a radius, so that rounding does not leave the ball
 Radius = float | Tensor  # one for all examples, or (B,): each its own
 
 
@@ -114,7 +115,7 @@ def retract(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
         return project(norm, x0, x, eps)
     offset = x - x0
     size = torch.linalg.vector_norm(offset.flatten(1), dim=1, dtype=torch.float64)
-    scale = (eps / (size + 1e-12)).clamp(max=1).to(x.dtype)
+    scale = (SHY * eps / (size + 1e-12)).clamp(max=1).to(x.dtype)
     moved: Tensor = (x0 + scale.view(-1, 1, 1, 1) * offset).clamp_(0, 1)
     return moved
 

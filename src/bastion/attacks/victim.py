@@ -27,7 +27,7 @@ class Victim(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.network(x.clone())  # a model that normalises in place must not change our points
-        return logits
+        return logits.to(x.dtype)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Adversarial:
             "in_budget": verdict.inside,
             "distance": torch.where(verdict.fooled, distance, torch.nan).float(),
             "prediction": verdict.prediction,
-            **_told(notes, batch.index),
+            **_told(notes, batch.index, verdict.fooled),
             "clean": batch.x,
             "adversarial": verdict.x,
         }
@@ -45,13 +45,15 @@ class Adversarial:
 NOTICES = ("few-classes", "square-beats-white-box", "zero-gradient")
 
 
-def _told(notes: journal.Journal, index: Tensor) -> dict[str, Tensor]:
+def _told(notes: journal.Journal, index: Tensor, fooled: Tensor) -> dict[str, Tensor]:
     """The journal, example by example."""
     examples = index.tolist()
     columns = {
         "forwards": torch.tensor([notes.forwards[each] for each in examples]),
         "backwards": torch.tensor([notes.backwards[each] for each in examples]),
-        "fooled_by": torch.tensor([notes.fooled_by.get(each, -1) for each in examples]),
+        "fooled_by": torch.tensor(
+            [notes.fooled_by.get(each, -1) if yes else -1 for each, yes in zip(examples, fooled.tolist(), strict=True)]
+        ),
     }
     for code in NOTICES:
         shown = notes.notices.get(code, set())

@@ -103,7 +103,7 @@ class Attached(nn.Module):
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(x)
+        logits: Tensor = self.model(x.clone())
         return logits + 0 * x.flatten(1).sum(1, keepdim=True)
 
 

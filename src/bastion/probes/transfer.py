@@ -41,7 +41,7 @@ class Transfer:
         x = self.attack(source, batch, self.threat, seed=seed).to(batch.x.dtype)
         inside = self.threat.contains(batch.x, x)
         with torch.no_grad():
-            clean, logits, answer = model(batch.x), model(x), source(x)
+            clean, logits, answer = model(batch.x.clone()), model(x.clone()), source(x.clone())
         if answer.shape != logits.shape:
             raise BastionError(
                 f"probe transfer: source {self.source} has {answer.shape[1]} classes, the model that is measured "

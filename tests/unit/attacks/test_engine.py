@@ -19,8 +19,10 @@ from bastion import BastionError, Threat
 from bastion.attacks import journal
 from bastion.attacks.apgd import APGD
 from bastion.attacks.engine import Findings, Jobs, Run, Search, attack, hunt, opening
+from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.losses import ce, margin, misclassified
+from bastion.attacks.pgd import PGD
 from bastion.attacks.square import Square
 from bastion.attacks.threat import Norm
 from bastion.attacks.victim import Victim
@@ -494,3 +496,65 @@ def test_a_point_that_is_none_fools_nobody() -> None:
     found.offer(torch.arange(2), torch.tensor([torch.nan, 0.5]).view(2, 1, 1, 1), torch.ones(2), fooled=True)
     assert found.fooled.tolist() == [False, True]
     assert found.x.flatten().tolist() == [0.0, 0.5]
+
+
+def test_square_goes_on_where_the_model_cuts_the_gradient(make_linear: MakeLinear) -> None:
+    """Gradient attacks see zeros and say so; they do not stop the ensemble before the attack that needs none."""
+
+    class Cut(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.model(x.detach())
+            return logits
+
+    model, batch = make_linear(classes=4)
+    cut, threat = Cut(model).eval(), Threat("linf", 0.1)
+    with journal.opened() as notes:
+        x = Ensemble(members=(APGD(steps=3), FAB(steps=2, targets=2), PGD(steps=2), Square(queries=200)))(
+            cut, batch, threat, seed=0
+        )
+    assert misclassified(model(x), batch.y).sum() > len(batch.y) / 2
+    assert notes.notices["zero-gradient"] == set(range(len(batch.y)))
+    assert notes.notices["square-beats-white-box"]
+
+
+def test_a_model_that_normalises_in_place_changes_nobodys_image(make_linear: MakeLinear) -> None:
+    class InPlace(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.model(x.sub_(0.5).mul_(2.0))
+            return logits
+
+    class Usual(InPlace):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.model((x - 0.5) * 2.0)
+            return logits
+
+    linear, batch = make_linear(classes=4)
+    batch = batch._replace(y=Usual(linear)(batch.x).argmax(1))
+    before = batch.x.clone()
+    for attack_ in (APGD(steps=4), FAB(steps=3), Square(queries=5), PGD(steps=3)):
+        got = attack_(InPlace(linear).eval(), batch, Threat("l2", 0.1), seed=0)
+        assert torch.equal(batch.x, before)
+        assert torch.equal(got, attack_(Usual(linear).eval(), batch, Threat("l2", 0.1), seed=0))
+
+
+def test_logits_of_another_precision_are_taken(make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=5, n=40)
+
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = model(x.double())
+            return logits
+
+    batch = batch._replace(x=batch.x.float())
+    for attack_ in (APGD(steps=3, targets=3, loss="dlr"), FAB(steps=3, targets=3), FAB(steps=2), Square(queries=9)):
+        for threat in (Threat("linf", 0.002), Threat("l2", 0.02), Threat("l1", 0.1)):
+            x = attack_(Victim(Wide(), 8), batch, threat, seed=0)
+            assert x.dtype == torch.float32 and threat.contains(batch.x, x).all()
