@@ -284,7 +284,7 @@ def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tens
     if wanted:
         columns = total.shape[1] if total.ndim > runs.x.ndim else 1
         passes[1].index_add_(0, runs.at, ones * columns)
-    return logits.detach(), total / rule.eot
+    return logits.detach(), total if rule.eot == 1 else total / rule.eot
 
 
 def _notice_blindness(rule: Search[R], runs: R, gradient: Tensor, batch: Batch) -> None:

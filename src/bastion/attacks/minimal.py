@@ -46,55 +46,27 @@ class Minimal:
             found.fooled = misclassified(clean, batch.y)
             found.close(found.fooled)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed)
-            targets = likeliest_wrong(clean, batch.y, max(self.fab_targets, self.targets))
-            hunt(fab, victim, batch, threat, found, targets=targets[:, : self.fab_targets], goal="nearest")
-            self._narrow(victim, batch, threat, found, targets[:, : self.targets], clean.shape[1], seed)
+            targets = likeliest_wrong(clean, batch.y, self.fab_targets)
+            hunt(fab, victim, batch, threat, found, targets=targets, goal="nearest")
+            self._narrow(victim, batch, threat, found, clean, seed)
         return found.x
 
-    def _narrow(
-        self,
-        victim: Victim,
-        batch: Batch,
-        threat: Threat,
-        found: Findings,
-        targets: Tensor,
-        classes: int,
-        seed: int,
-    ) -> None:
+    def _narrow(self, victim: Victim, batch: Batch, threat: Threat, found: Findings, clean: Tensor, seed: int) -> None:
         """Halve the gap between the largest radius that failed and the smallest that did not, for each example."""
+        attack = APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
+        targets = likeliest_wrong(clean, batch.y, self.targets)
         low = torch.zeros(len(batch.x), dtype=torch.float64, device=batch.x.device)
         high = torch.where(found.fooled, threat.distance(batch.x, found.x), threat.eps)
-        attack = APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
         for turn in range(self.bisections + 1):
-            # First the whole radius, where FAB found nothing.
-            radius = torch.where(found.fooled, (low + high) / 2, high) if turn else high
-            open_ = ~found.settled & (found.fooled if turn else ~found.fooled)
-            if not open_.any():
-                continue
-            tried = self._try(victim, batch, threat, found, targets, open_, attack, radius, classes, seed)
-            better = tried.settled & open_  # beyond doubt: it takes the place of a point that fools
+            # First the whole radius, where FAB found nothing; then halves, from the nearest point known.
+            radius = (low + high) / 2 if turn else high
+            wanted = ~found.settled & (found.fooled if turn else ~found.fooled)
+            rule = attack.rule(threat.norm, radius, clean.shape[1], seed)
+            rule.starts = found.x if turn else None
+            tried = Findings(batch.x)
+            tried.close(~wanted)
+            hunt(rule, victim, batch, threat, tried, targets=targets)
+            better = tried.settled & wanted  # beyond doubt: it takes the place of a point that fools
             found.x[better], found.fooled[better] = tried.x[better], True
             high = torch.where(better, torch.minimum(radius, threat.distance(batch.x, tried.x)), high)
-            low = torch.where(open_ & ~better, radius, low)
-
-    def _try(
-        self,
-        victim: Victim,
-        batch: Batch,
-        threat: Threat,
-        found: Findings,
-        targets: Tensor,
-        open_: Tensor,
-        attack: APGD,
-        radius: Tensor,
-        classes: int,
-        seed: int,
-    ) -> Findings:
-        """Is there a fooling point at this radius?"""
-        rule = attack.rule(threat.norm, radius, classes, seed)
-        if found.fooled[open_].all():
-            rule.starts = found.x
-        tried = Findings(batch.x)
-        tried.close(~open_)
-        hunt(rule, victim, batch, threat, tried, targets=targets)
-        return tried
+            low = torch.where(wanted & ~better, radius, low)

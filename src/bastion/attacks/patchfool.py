@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.losses import ce, misclassified
+from bastion.attacks.losses import ce, input_gradient, misclassified
 from bastion.attacks.patch import (
     SELECTING_BLOCK,
     Choice,
@@ -148,9 +148,8 @@ def ascent(model: nn.Module, x: Tensor, y: Tensor, first: Tensor | None) -> Asce
         logits, maps = patch_attention(model, x, NAME)
         loss = ce(logits, y)
         aims = [loss] if first is None else [loss, *(attention_paid(maps[block], first) for block in early(len(maps)))]
-        gradients = [torch.autograd.grad(aim.sum(), x, retain_graph=True)[0] for aim in aims]
-    finite = [gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for gradient in gradients]
-    return Ascent(loss.detach(), misclassified(logits.detach(), y), finite)
+        gradients = [input_gradient(aim, x, keep_graph=True) for aim in aims]
+    return Ascent(loss.detach(), misclassified(logits.detach(), y), gradients)
 
 
 def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:

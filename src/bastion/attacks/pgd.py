@@ -80,7 +80,7 @@ class PGD:
             for _ in range(self.steps):
                 value, fooled, gradient = ascent(model, x, batch.y, loss)
                 best.offer(x, value, fooled)
-                velocity = self._velocity(velocity, gradient)
+                velocity = accumulated(velocity, gradient, self.momentum) if self.momentum else gradient
                 x = threat.project(x0, x + self._length(threat) * threat.direction(velocity, x, self.sparsity))
             if self.keep == "last":
                 return x
@@ -109,11 +109,6 @@ class PGD:
             return [LOSSES[loss]]
         chosen = likeliest_wrong(clean, batch.y, self.targets)
         return [partial(_towards, TARGETED[loss], target) for target in chosen.unbind(1)]
-
-    def _velocity(self, velocity: Tensor, gradient: Tensor) -> Tensor:
-        if not self.momentum:
-            return gradient
-        return self.momentum * velocity + gradient / gradient.abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-30)
 
     def _start(self, index: Tensor, x0: Tensor, threat: Threat, seed: int, run: int) -> Tensor:
         if not self.random_start:
@@ -150,6 +145,11 @@ def mi_fgsm(*, steps: int = 10, momentum: float = 1.0, loss: LossName = "ce", re
     return PGD(
         steps=steps, rel_step=1 / max(steps, 1), random_start=False, loss=loss, momentum=momentum, restarts=restarts
     )
+
+
+def accumulated(velocity: Tensor, gradient: Tensor, decay: float) -> Tensor:
+    """MI-FGSM's running sum of gradients, each scaled to a mean absolute value of 1."""
+    return decay * velocity + gradient / gradient.abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-30)
 
 
 def _towards(loss: TargetedLoss, target: Tensor, logits: Tensor, y: Tensor) -> Tensor:

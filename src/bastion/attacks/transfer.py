@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.losses import LOSSES, LossName
+from bastion.attacks.losses import LOSSES, LossName, input_gradient
 from bastion.attacks.patch import Grid, check_patches
-from bastion.attacks.pgd import Incumbent, evaluate
+from bastion.attacks.pgd import Incumbent, accumulated, evaluate
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
 from bastion.types import Batch, Tapped
@@ -63,8 +63,7 @@ class Transferable:
         x, velocity = x0, torch.zeros_like(x0)
         for step in range(self.steps):
             gradient = self._gradient(model, batch, x, seed=seed, step=step)
-            size = gradient.abs().mean((1, 2, 3), keepdim=True)
-            velocity = self.momentum * velocity + gradient / size.clamp(min=1e-30)
+            velocity = accumulated(velocity, gradient, self.momentum)
             x = threat.project(x0, x + length * threat.direction(velocity, x, self.sparsity))
         best = Incumbent(x0)
         for point in (x0, x):
@@ -79,9 +78,8 @@ class Transferable:
         with torch.enable_grad(), constant_attention() if self.constant_attention else nullcontext():
             view = point if self.shrink == 1 else shrunk(point, batch.index, self.shrink, seed=seed, step=step)
             answers = block_logits(model, view) if self.every_block else [model(view)]
-            loss = torch.stack([LOSSES[self.loss](logits, batch.y) for logits in answers]).sum()
-            (gradient,) = torch.autograd.grad(loss, point)
-        gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * mask
+            loss = torch.stack([LOSSES[self.loss](logits, batch.y) for logits in answers])
+            gradient = input_gradient(loss, point) * mask
         if self.spread:
             away = x - x0
             gradient = gradient + self.spread * away / away.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1, 1)
