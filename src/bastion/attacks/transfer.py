@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bastion import rng
 from bastion.attacks import attacks
@@ -18,6 +17,7 @@ from bastion.attacks.losses import LOSSES, LossName, input_gradient
 from bastion.attacks.patch import Grid, check_patches
 from bastion.attacks.pgd import Incumbent, accumulated, evaluate
 from bastion.attacks.threat import Threat
+from bastion.attention import AttentionMode
 from bastion.errors import BastionError
 from bastion.types import Batch, Tapped
 
@@ -153,34 +153,26 @@ def constant_attention() -> Iterator[None]:
         )
 
 
-class _Constant(TorchFunctionMode):
-    _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-    _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-
+class _Constant(AttentionMode):
     def __init__(self) -> None:
         super().__init__()
         self.met = False
 
+    def made(self, attention: Tensor) -> Tensor:
+        self.met = True
+        return attention.detach()
+
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in self._FUSED:
-            self.met = True
-            return _values_only(func, *args, **kwargs)
-        result = func(*args, **kwargs)
-        if func in self._SOFTMAX and result.ndim == 4:
-            self.met = True
-            return result.detach()
-        return result
+        if func is not F.multi_head_attention_forward:
+            return super().__torch_function__(func, types, args, kwargs)
+        self.met = True
+        return _values_only(func, *args, **(kwargs or {}))
 
 
 def _values_only(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Fused attention whose map has no gradient: it is made of queries and keys (and masks)."""
+    """Attention in one piece whose map has no gradient: it is made of queries and keys (and masks)."""
     rest = [_detached(each) for each in args]
     named = {name: _detached(each) for name, each in kwargs.items()}
     return func(query.detach(), key.detach(), value, *rest, **named)

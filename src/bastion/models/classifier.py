@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from bastion.attention import AttentionMode
 from bastion.errors import BastionError, did_you_mean
 from bastion.types import Block
 
@@ -167,7 +167,7 @@ def _hooked(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
 @contextmanager
 def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
     """Watch every softmax over a 4-D tensor inside a block, fused ones too, whatever the family calls its modules."""
-    watch = _SoftmaxWatch(store)
+    watch = _Watch(store)
     with ExitStack() as stack:
         for block in blocks:
             enter = block.module.register_forward_pre_hook(lambda *_, name=block.name: watch.enter(name))
@@ -180,10 +180,8 @@ def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
         raise BastionError("tap: this model has no attention maps; its blocks run no softmax over a 4-D tensor")
 
 
-class _SoftmaxWatch(TorchFunctionMode):
-    """Stores the attention map of the block being run. Fused attention is computed in the open instead."""
-
-    _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+class _Watch(AttentionMode):
+    """Stores the attention map of the block being run."""
 
     def __init__(self, store: dict[str, Tensor]) -> None:
         super().__init__()
@@ -197,41 +195,11 @@ class _SoftmaxWatch(TorchFunctionMode):
     def leave(self) -> None:
         self.block = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if self.block is None:
-            return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            return self._open_attention(*args, **kwargs)
-        result = func(*args, **kwargs)
-        if func in self._SOFTMAX and result.ndim == 4:
-            self.store[self.block] = result
-        return result
+    @property
+    def watching(self) -> bool:
+        return self.block is not None
 
-    def _open_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        weights = torch.softmax(scores, dim=-1)
-        if self.block is not None and weights.ndim == 4:
-            self.store[self.block] = weights
-        return F.dropout(weights, dropout_p) @ value
+    def made(self, attention: Tensor) -> Tensor:
+        if self.block is not None:
+            self.store[self.block] = attention
+        return attention
