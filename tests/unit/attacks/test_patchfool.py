@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.conftest import MakeLinear
-from torch import Tensor, nn
+from tests.vits import right_batch, small_vit
+from torch import Tensor
 
 from bastion import BastionError, Threat, rng
 from bastion.attacks import attacks
@@ -20,26 +21,9 @@ THREATS = [FREE, Threat("linf", 0.1), Threat("l2", 0.8), Threat("l1", 4.0)]
 ids = ["free", "linf", "l2", "l1"]
 
 
-def _vit(class_token: bool, depth: int = 6) -> Classifier:
-    """16×16 images in 16 tokens; weights large enough that patches and classes matter."""
-    sizes = {"num_classes": 3, "img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": depth, "num_heads": 2}
-    name = "timm/vit_tiny_patch16_224" if class_token else "vit/micro"
-    model = checkpoint.build({"name": name, **sizes}, mean=(0.5,) * 3, std=(0.25,) * 3).eval().double()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.5, generator=generator)
-    return model
-
-
 @pytest.fixture(params=[True, False], ids=["class-token", "mean-pooled"])
 def vit(request: pytest.FixtureRequest) -> Classifier:
-    return _vit(request.param)
-
-
-def _batch(model: nn.Module, n: int = 6) -> Batch:
-    x = torch.rand(n, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    return Batch(torch.arange(n), x, model(x).argmax(1))
+    return small_vit(request.param, depth=6)
 
 
 def _changed_pixels(x0: Tensor, x: Tensor) -> Tensor:
@@ -67,7 +51,7 @@ def test_conflicting_gradients_lose_what_opposes_the_main_one_and_others_are_lef
 
 
 def test_attention_paid_is_the_mean_log_attention_to_the_token(vit: Classifier) -> None:
-    batch = _batch(vit)
+    batch = right_batch(vit)
     _, maps = patch_attention(vit, batch.x, "here")
     with vit.tap("attention") as taps:
         vit(batch.x)
@@ -78,7 +62,7 @@ def test_attention_paid_is_the_mean_log_attention_to_the_token(vit: Classifier) 
 
 
 def test_the_gradient_of_attention_is_that_of_finite_differences(vit: Classifier) -> None:
-    batch = _batch(vit, 3)
+    batch = right_batch(vit, 3)
     first = Grid(16, 16, 4).mask(torch.tensor([[5], [0], [15]]))
     gradients = ascent(vit, batch.x, batch.y, first).gradients
     assert len(gradients) == 3  # cross-entropy, and blocks 1 and 2 of 6
@@ -103,7 +87,7 @@ def test_half_of_the_blocks_but_the_first_are_misled() -> None:
 
 def test_without_weight_it_is_adam_on_the_cross_entropy_of_the_patch(vit: Classifier) -> None:
     """By hand: Adam with the learning rate decayed every ten steps, the best iterate kept."""
-    batch = _batch(vit)
+    batch = right_batch(vit)
     attack = PatchFool(weight=0.0, steps=25, size=4)
     _, maps = patch_attention(vit, batch.x, "here")
     mask = Grid(16, 16, 4).mask(maps[4].mean(1).flatten(1).argmax(1)[:, None])
@@ -132,7 +116,7 @@ def test_without_weight_it_is_adam_on_the_cross_entropy_of_the_patch(vit: Classi
 def test_it_keeps_to_its_patches_pixels_and_threat(
     vit: Classifier, threat: Threat, pixels: int | None, patches: int
 ) -> None:
-    batch = _batch(vit)
+    batch = right_batch(vit)
     batch = batch._replace(y=torch.cat([batch.y[:3], (batch.y[3:] + 1) % 3]))  # half are wrong already
     x = PatchFool(patches=patches, pixels=pixels, steps=12)(vit, batch, threat, seed=0)
     _, maps = patch_attention(vit, batch.x, "here")
@@ -147,14 +131,14 @@ def test_it_keeps_to_its_patches_pixels_and_threat(
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
 @pytest.mark.parametrize("pixels", [None, 5])
 def test_the_rest_of_the_batch_changes_nothing(vit: Classifier, threat: Threat, pixels: int | None) -> None:
-    batch = _batch(vit)
+    batch = right_batch(vit)
     attack = PatchFool(patches=2, pixels=pixels, steps=15, weight=0.5)
     whole, order = attack(vit, batch, threat, seed=1), torch.tensor([4, 0])
     assert torch.allclose(attack(vit, batch.select(order), threat, seed=1), whole[order], atol=1e-9, rtol=0)
 
 
 def test_it_is_stronger_than_noise_and_weight_draws_attention(vit: Classifier) -> None:
-    batch = _batch(vit, 16)
+    batch = right_batch(vit, 16)
     first = Grid(16, 16, 4).mask(patch_attention(vit, batch.x, "here")[1][4].mean(1).flatten(1).argmax(1)[:, None])
     found = {weight: PatchFool(steps=40, weight=weight)(vit, batch, FREE, seed=0) for weight in (0.0, 100.0)}
     start = PatchFool(steps=0)(vit, batch, FREE, seed=0)
@@ -165,7 +149,7 @@ def test_it_is_stronger_than_noise_and_weight_draws_attention(vit: Classifier) -
 
 def test_the_pixel_scores_get_the_straight_through_gradient(vit: Classifier) -> None:
     """That of the loss with respect to a soft mask m in x0 + m·(colour - x0), at the hard mask."""
-    batch = _batch(vit)
+    batch = right_batch(vit)
     allowed = Grid(16, 16, 4).mask(torch.tensor([[3, 7]]).expand(6, 2))
     canvas = Canvas(PatchFool(pixels=5, weight=0.0), batch, FREE, allowed, seed=0)
     x = canvas.image()
@@ -180,7 +164,7 @@ def test_the_pixel_scores_get_the_straight_through_gradient(vit: Classifier) -> 
 
 
 def test_ties_between_pixels_do_not_add_pixels(vit: Classifier) -> None:
-    batch = _batch(vit)
+    batch = right_batch(vit)
     canvas = Canvas(
         PatchFool(pixels=7), batch, FREE, Grid(16, 16, 4).mask(torch.zeros(6, 1, dtype=torch.int64)), seed=0
     )
@@ -189,7 +173,7 @@ def test_ties_between_pixels_do_not_add_pixels(vit: Classifier) -> None:
 
 
 def test_the_choice_of_pixels_becomes_final(vit: Classifier) -> None:
-    batch = _batch(vit)
+    batch = right_batch(vit)
     canvas = Canvas(
         PatchFool(pixels=4, pixel_steps=1, pixel_step=10.0), batch, FREE, torch.ones(6, 1, 16, 16) > 0, seed=0
     )
@@ -202,8 +186,8 @@ def test_the_choice_of_pixels_becomes_final(vit: Classifier) -> None:
 
 
 def test_shallow_models_are_attacked_by_their_last_block() -> None:
-    model = _vit(class_token=True, depth=2)
-    batch = _batch(model)
+    model = small_vit(class_token=True, depth=2)
+    batch = right_batch(model)
     chosen = patch_attention(model, batch.x, "here")[1][1].mean(1).flatten(1).argmax(1)
     x = PatchFool(steps=3)(model, batch, FREE, seed=0)
     assert ((x == batch.x) | Grid(16, 16, 4).mask(chosen[:, None])).all()
@@ -212,7 +196,7 @@ def test_shallow_models_are_attacked_by_their_last_block() -> None:
 def test_the_model_is_left_as_it_was(vit: Classifier) -> None:
     noise = torch.get_rng_state()
     with torch.no_grad():  # an attack needs gradients and sees to them itself
-        PatchFool(steps=2)(vit, _batch(vit), FREE, seed=0)
+        PatchFool(steps=2)(vit, right_batch(vit), FREE, seed=0)
     assert all(parameter.grad is None and parameter.requires_grad for parameter in vit.parameters())
     assert torch.equal(torch.get_rng_state(), noise)
 

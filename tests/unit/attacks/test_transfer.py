@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conftest import MakeLinear
+from tests.vits import right_batch, small_vit
 from torch import Tensor, nn
 
 import bastion
@@ -39,22 +40,6 @@ ids = [threat.norm for threat in THREATS]
 LINF = THREATS[0]
 
 
-def _vit(class_token: bool = True, depth: int = 3, size: int = 16) -> Classifier:
-    sizes = {"num_classes": 3, "img_size": size, "patch_size": 4, "embed_dim": 16, "depth": depth, "num_heads": 2}
-    name = "timm/vit_tiny_patch16_224" if class_token else "vit/micro"
-    model = checkpoint.build({"name": name, **sizes}, mean=(0.5,) * 3, std=(0.25,) * 3).eval().double()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.5, generator=generator)
-    return model
-
-
-def _batch(model: nn.Module, n: int = 6, size: int = 16) -> Batch:
-    x = torch.rand(n, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    return Batch(torch.arange(n), x, model(x).argmax(1))
-
-
 def _gradient(model: nn.Module, batch: Batch) -> Tensor:
     x = batch.x.clone().requires_grad_()
     return torch.autograd.grad(ce(model(x), batch.y).sum(), x)[0]
@@ -79,12 +64,12 @@ class Frozen(nn.Module):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("class_token", [True, False])
 def test_pna_is_the_gradient_with_attention_detached_by_hand(class_token: bool, fused: bool) -> None:
-    model, hand = _vit(class_token), _vit(class_token)
+    model, hand = small_vit(class_token), small_vit(class_token)
     for block in model.network.blocks:
         block.attn.fused_attn = fused
     for block in hand.network.blocks:
         block.attn = Frozen(block.attn)
-    batch = _batch(model)
+    batch = right_batch(model)
     plain = _gradient(model, batch)
     with constant_attention():
         logits, got = model(batch.x), _gradient(model, batch)
@@ -126,8 +111,8 @@ def test_pna_refuses_a_model_that_does_not_attend(make_linear: MakeLinear) -> No
 
 
 def test_transfer_is_mi_fgsm_by_hand() -> None:
-    model = _vit()
-    batch = _batch(model)
+    model = small_vit()
+    batch = right_batch(model)
     x, g = batch.x, torch.zeros_like(batch.x)
     for _ in range(10):
         gradient = _gradient(model, batch._replace(x=x))
@@ -172,8 +157,8 @@ def _moved(x0: Tensor, x: Tensor) -> Tensor:
 
 def test_patchout_moves_only_the_patches_it_sees() -> None:
     """One step without the length term: 11 of 16 patches (130 of 196, rounded), others in each example and step."""
-    model = _vit()
-    batch = _batch(model, 12)
+    model = small_vit()
+    batch = right_batch(model, 12)
     step = patchout(steps=1, size=4, spread=0.0)
     mask = step._mask(batch, 0, 0)
     moved = _moved(batch.x, step(model, batch, Threat("linf", 1e-3), seed=0))
@@ -186,8 +171,8 @@ def test_patchout_moves_only_the_patches_it_sees() -> None:
 
 
 def test_patchout_sees_the_perturbation_through_the_mask_and_pushes_by_its_own_length() -> None:
-    model = _vit()
-    batch = _batch(model)
+    model = small_vit()
+    batch = right_batch(model)
     attack = patchout(size=4, spread=0.1)
     x = (batch.x + 0.03 * torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1).double()
     mask = attack._mask(batch, 0, 4)
@@ -199,8 +184,8 @@ def test_patchout_sees_the_perturbation_through_the_mask_and_pushes_by_its_own_l
 
 @pytest.mark.parametrize("class_token", [True, False])
 def test_block_logits_are_norm_pooling_and_head_on_each_block(class_token: bool) -> None:
-    model = _vit(class_token)
-    batch = _batch(model)
+    model = small_vit(class_token)
+    batch = right_batch(model)
     with model.tap("blocks") as taps:
         model(batch.x)
     network = model.network
@@ -217,11 +202,11 @@ def test_block_logits_are_norm_pooling_and_head_on_each_block(class_token: bool)
 
 
 def test_the_self_ensemble_of_one_block_is_mi_fgsm() -> None:
-    model = _vit(depth=1)
-    batch = _batch(model)
+    model = small_vit(depth=1)
+    batch = right_batch(model)
     plain = Transferable()(model, batch, LINF, seed=0)
     assert torch.equal(self_ensemble()(model, batch, LINF, seed=0), plain)
-    deep = _vit(depth=3)
+    deep = small_vit(depth=3)
     assert not torch.equal(self_ensemble()(deep, batch, LINF, seed=0), Transferable()(deep, batch, LINF, seed=0))
 
 
@@ -269,8 +254,8 @@ VARIANTS = [
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
 @pytest.mark.parametrize("attack", VARIANTS, ids=["mi-fgsm", "pna", "patchout", "self-ensemble", "all"])
 def test_promises_of_every_attack(attack: Transferable, threat: Threat) -> None:
-    model = _vit()
-    batch = _batch(model)
+    model = small_vit()
+    batch = right_batch(model)
     batch = batch._replace(y=torch.cat([batch.y[:4], (batch.y[4:] + 1) % 3]))  # two are wrong already
     x = attack(model, batch, threat, seed=0)
     assert threat.contains(batch.x, x).all() and (x != batch.x).any()
