@@ -8,6 +8,7 @@ what an example gets does not depend on what else is in the batch.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -224,10 +225,10 @@ def hunt(
     waiting = _line_up(batch, targets, restarts)
     waiting = waiting.take(~found.settled[waiting.at])
     passes = torch.zeros(2, len(batch.x), dtype=torch.int64, device=batch.x.device)
-    capacity = victim.lanes * (2 if rule.splits else 1)
-    runs, waiting = _begin(rule, batch, waiting, capacity)
+    lanes = _even(len(waiting), victim.lanes)
+    runs, waiting = _begin(rule, batch, waiting, lanes * (2 if rule.splits else 1))
     while len(runs):
-        rows = _alike(rule.wants_gradient(runs), victim.lanes) if rule.splits else None
+        rows = _alike(rule.wants_gradient(runs), lanes) if rule.splits else None
         asked = runs if rows is None else runs.take(rows)
         points = asked.x
         logits, gradient = _ask(rule, victim, asked, passes)
@@ -252,6 +253,11 @@ def _line_up(batch: Batch, targets: Tensor | None, restarts: int) -> Jobs:
     at = torch.arange(len(batch.x), device=classes.device).repeat(count * restarts)
     number = torch.arange(count * restarts, device=classes.device).repeat_interleave(len(batch.x))
     return Jobs(at, classes[at, number % max(count, 1)], number, number // max(count, 1))
+
+
+def _even(jobs: int, lanes: int) -> int:
+    """About `lanes`, such that runs of one length leave no small batch at the end: 37 runs are not 32 and 5."""
+    return max(1, math.ceil(jobs / max(1, round(jobs / lanes))))
 
 
 def _begin(rule: Search[R], batch: Batch, waiting: Jobs, count: int) -> tuple[R, Jobs]:

@@ -186,12 +186,21 @@ def test_a_run_that_is_over_makes_room_at_once() -> None:
 
     batch = grey(7)
     batch.x[:, 0, -1, -1] = torch.arange(7, dtype=torch.float64) / 1000
-    victim = Sizes(Early(), lanes=3)
+    victim = Sizes(Early(), lanes=4)
     found = hunt(Walk(4), victim, batch, Threat("linf", 0.45), Findings(batch.x))
     assert found.fooled.tolist() == [True, False, False, True, False, False, False]
     # Passes of the runs: 2, 4, 4, 2, 4, 4, 4.
     assert sum(victim.sizes) == 24
-    assert victim.sizes == [3] * 8
+    assert victim.sizes == [4, 4, 4, 4, 3, 3, 1, 1]
+
+
+@pytest.mark.parametrize(("jobs", "sizes"), [(5, [5]), (7, [7]), (9, [5, 4]), (15, [5, 5, 5]), (2, [2])])
+def test_runs_are_shared_out_evenly(jobs: int, sizes: list[int]) -> None:
+    """Runs of one length, five lanes: no small batch is left for the end."""
+    model, batch = fortress(jobs)
+    victim = Sizes(model, lanes=5)
+    hunt(Walk(1), victim, batch, Threat("linf", 0.1), Findings(batch.x))
+    assert victim.sizes == sizes
 
 
 def test_batches_are_never_larger_than_the_lanes_when_runs_want_different_things(make_linear: MakeLinear) -> None:
