@@ -19,7 +19,6 @@ from bastion.types import Batch
 
 MOMENTUM = 0.75
 RHO = 0.75  # a step that raises the loss less often than this is too long
-SPARSITY = 0.2  # share of the coordinates that the first steps of an l1 run move
 
 
 @attacks.register("apgd")
@@ -38,13 +37,14 @@ class APGD:
     eot: int = 1  # gradients are averaged over so many passes, for models that draw random numbers
     phases: bool = True
     random_start: bool = True
+    sparsity: float = 0.2  # l1: share of the coordinates that the first steps move
     keep: Literal["fooled", "best"] = "fooled"
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.targets) < 0 or min(self.restarts, self.eot) < 1:
+        if min(self.steps, self.targets) < 0 or min(self.restarts, self.eot) < 1 or not 0 < self.sparsity <= 1:
             raise BastionError(
-                "apgd: need steps and targets >= 0, restarts and eot >= 1, got "
-                f"{self.steps}, {self.targets}, {self.restarts} and {self.eot}"
+                "apgd: need steps and targets >= 0, restarts and eot >= 1 and a sparsity in (0, 1], got "
+                f"{self.steps}, {self.targets}, {self.restarts}, {self.eot} and {self.sparsity}"
             )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
@@ -88,6 +88,12 @@ def apgd_t(*, steps: int = 100, targets: int = 9, restarts: int = 1, eot: int = 
 def apgd_t_fast() -> APGD:
     """40 steps for each of 3 targets: what Singh et al. (2023) choose by and ablate with."""
     return APGD(steps=40, loss="dlr", targets=3)
+
+
+@attacks.register("apgd-train")
+def apgd_train(*, steps: int = 2, loss: LossName = "ce", sparsity: float = 0.05) -> APGD:
+    """APGD for adversarial training (Singh et al. 2023): from the image itself, to the highest loss of all steps."""
+    return APGD(steps=steps, loss=loss, phases=False, random_start=False, sparsity=sparsity, keep="best")
 
 
 @dataclass
@@ -262,13 +268,16 @@ class SparseSteps(Climb[SparseAscent]):
 
     def start(self, jobs: Jobs, batch: Batch) -> SparseAscent:
         eps = self.radius(jobs, batch) * self.scales[0].item()
-        return SparseAscent(
+        runs = SparseAscent(
             **self.common(jobs, batch, eps),
             size=eps.clone(),
             phase=torch.zeros_like(jobs.at),
-            share=torch.full_like(eps, SPARSITY),
+            share=torch.full_like(eps, self.settings.sparsity),
             support=torch.full_like(eps, math.prod(batch.x.shape[1:])),
         )
+        if self.starts is not None:
+            self._measure(runs, runs.x, ~runs.done)
+        return runs
 
     def tell(self, runs: SparseAscent, logits: Tensor, gradient: Tensor) -> None:
         self.remember(runs, logits, gradient)

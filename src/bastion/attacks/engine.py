@@ -32,6 +32,7 @@ Goal = Literal["hit", "nearest", "loss"]
 # A hit with a margin this small, relative to the largest logit, may be none in another batch: its run goes on.
 CONFIRMED = 1e-4
 DOUBT = 1e9  # and it counts as further away than any other
+FORWARD_ONLY = 2  # so many times the images fit into a pass that saves nothing for a backward pass
 
 
 class Table:
@@ -96,6 +97,7 @@ class Search(ABC, Generic[R]):
 
     eot: int = 1  # gradients averaged over so many passes, for models that draw random numbers
     splits: ClassVar[bool] = False  # runs differ in whether they want a gradient
+    blind: ClassVar[bool] = False  # none ever wants one
 
     @abstractmethod
     def start(self, jobs: Jobs, batch: Batch) -> R:
@@ -186,12 +188,15 @@ def attack(
 
     `targets` n: one run for each of the n likeliest wrong classes; 0: one without a target.
     """
-    batch = batch.check(getattr(model, "num_classes", None), name)
+    known = getattr(model, "num_classes", None)
+    batch = batch.check(known, name)
     if len(batch.x) == 0:
         return batch.x
     with under_attack(model, batch.x) as victim:
-        clean = logits_of(victim, batch)
         found = Findings(batch.x)
+        if goal == "loss" and not targets and known:  # training asks thousands of times: no pass for nothing
+            return hunt(rule(known), victim, batch, threat, found, restarts=restarts, goal=goal).x
+        clean = logits_of(victim, batch)
         if goal != "loss":
             found.offer(torch.arange(len(clean), device=clean.device), batch.x, margin(clean, batch.y), fooled=False)
             found.fooled = misclassified(clean, batch.y)
@@ -225,7 +230,7 @@ def hunt(
     waiting = _line_up(batch, targets, restarts)
     waiting = waiting.take(~found.settled[waiting.at])
     passes = torch.zeros(2, len(batch.x), dtype=torch.int64, device=batch.x.device)
-    lanes = _even(len(waiting), victim.lanes)
+    lanes = _even(len(waiting), victim.lanes * (FORWARD_ONLY if rule.blind else 1))
     runs, waiting = _begin(rule, batch, waiting, lanes * (2 if rule.splits else 1))
     while len(runs):
         rows = _alike(rule.wants_gradient(runs), lanes) if rule.splits else None
@@ -234,7 +239,7 @@ def hunt(
         logits, gradient = _ask(rule, victim, asked, passes)
         _notice_blindness(rule, asked, gradient, batch)
         if goal != "loss" and rule.eot == 1:  # one draw of a model that draws random numbers proves nothing
-            _harvest(asked, points, logits, threat, goal, found)
+            _harvest(asked, points, logits, threat, goal, found, 16 * victim.grain)
         rule.tell(asked, logits, gradient)
         if asked.done.any():
             ended = asked.take(asked.done)
@@ -278,7 +283,7 @@ def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tens
     """Logits at the runs' points, and gradients if any run wants one."""
     wanted = bool(rule.wants_gradient(runs).any())
     x = runs.x.detach().requires_grad_(wanted)
-    total = torch.zeros_like(runs.x)
+    total = runs.x.new_zeros(()).expand_as(runs.x)
     for draw in range(rule.eot):
         with torch.set_grad_enabled(wanted):
             logits = victim(x)
@@ -308,8 +313,8 @@ def _gradient(loss: Tensor, x: Tensor) -> Tensor:
     return input_gradient(loss, x)
 
 
-def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings) -> None:
-    """Keep the points that fool the model inside the threat's set."""
+def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float) -> None:
+    """Keep the points that fool the model inside the threat's set; a lead below the rounding is none."""
     fooled = misclassified(logits, runs.y)
     if not fooled.any():
         return
@@ -317,7 +322,7 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     runs, x, logits = runs.take(fooled), x[fooled], logits[fooled]
     inside = threat.contains(runs.x0, x)
     lead = margin(logits, runs.y).nan_to_num(nan=torch.inf)  # no answer is not the right answer
-    least = CONFIRMED if goal == "hit" else 16 * torch.finfo(logits.dtype).eps  # the nearest has a small one by nature
+    least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
     sure = (lead > least * logits.abs().amax(1)) | lead.isinf()
     score = lead if goal == "hit" else -threat.distance(runs.x0, x) - torch.where(sure, 0.0, DOUBT)
     found.offer(runs.at[inside], x[inside], score[inside], fooled=True)

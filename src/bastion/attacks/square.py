@@ -21,6 +21,7 @@ from bastion.types import Batch
 # The share of the image that a square covers halves after each of these queries, of 10,000.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 TILES = 5  # the l2 and l1 starts lay a pattern on so many tiles a side
+AHEAD = 64  # a run's random numbers are drawn for so many queries at once
 
 
 @attacks.register("square")
@@ -65,12 +66,14 @@ class Squares(Run):
     kept: Tensor  # the best point so far
     kept_margin: Tensor  # (B,) of the model's answer there; the lower the better
     index: Tensor
+    dice: Tensor  # (B, AHEAD, …) random numbers of this query and the next
 
 
 class RandomSquares(Search[Squares]):
     """Ask about the kept point with one square changed; keep the change if it pays off."""
 
     odd = True
+    blind = True
 
     def __init__(self, settings: Square, threat: Threat, seed: int) -> None:
         self.settings, self.threat, self.seed = settings, threat, seed
@@ -80,7 +83,8 @@ class RandomSquares(Search[Squares]):
         self.sides = self.settings.sides(*batch.x.shape[2:], odd=self.odd).to(batch.x.device)
         x = self.first(batch, jobs.number)
         worst = x.new_full((len(x),), torch.inf)
-        return Squares(**opening(jobs, batch, x), kept=x.clone(), kept_margin=worst, index=batch.index)
+        dice = x.new_zeros(len(x), AHEAD, self.draws(batch.x.shape[1]), dtype=torch.float32)
+        return Squares(**opening(jobs, batch, x), kept=x.clone(), kept_margin=worst, index=batch.index, dice=dice)
 
     def wants_gradient(self, runs: Squares) -> Tensor:
         return torch.zeros_like(runs.done)
@@ -109,19 +113,21 @@ class RandomSquares(Search[Squares]):
         """The kept point with a square of this side changed; one side for each run."""
         raise NotImplementedError
 
-    def draw(self, runs: Squares, side: Tensor, signs: int, name: str = "square") -> tuple[Place, Tensor]:
-        """A random place for a square of this side in each image, and signs (B, signs)."""
-        height, width = runs.x0.shape[2:]
-        draw = rng.key("square", name) + runs.number * (self.settings.queries + 1) + runs.step
-        numbers = rng.uniform(self.seed, runs.index, draw, (2 + signs,))
-        top = (numbers[:, 0] * (height - side + 1)).long()
-        left = (numbers[:, 1] * (width - side + 1)).long()
-        place = Place(
-            torch.arange(height, device=side.device)[None, :] - top[:, None],
-            torch.arange(width, device=side.device)[None, :] - left[:, None],
-            side[:, None],
-        )
-        return place, torch.where(numbers[:, 2:] < 0.5, -1.0, 1.0).to(runs.x0.dtype)
+    def draws(self, channels: int) -> int:
+        """How many random numbers a query takes."""
+        raise NotImplementedError
+
+    def roll(self, runs: Squares) -> Tensor:
+        """(B, draws) random numbers in [0, 1) for the next query of each run."""
+        turn = runs.step % AHEAD
+        spent = (turn == 0).nonzero()[:, 0]
+        if len(spent):
+            first = rng.key("square") + runs.number[spent] * (self.settings.queries + AHEAD) + runs.step[spent]
+            draw = (first[:, None] + torch.arange(AHEAD, device=first.device)).flatten()
+            index = runs.index[spent].repeat_interleave(AHEAD)
+            fresh = rng.uniform(self.seed, index, draw, runs.dice.shape[2:])
+            runs.dice[spent] = fresh.view(len(spent), *runs.dice.shape[1:])
+        return runs.dice[torch.arange(len(runs), device=turn.device), turn]
 
 
 class Place(NamedTuple):
@@ -130,6 +136,15 @@ class Place(NamedTuple):
     rows: Tensor  # int64 (B, H)
     columns: Tensor  # int64 (B, W)
     side: Tensor  # int64 (B, 1)
+
+    @classmethod
+    def random(cls, dice: Tensor, side: Tensor, image: Tensor) -> Place:
+        """For squares of these sides in images like these, by two random numbers in [0, 1) for each."""
+        (rows, top), (columns, left) = (
+            (torch.arange(length, device=side.device), (dice[:, axis] * (length - side + 1)).long())
+            for axis, length in enumerate(image.shape[2:])
+        )
+        return cls(rows - top[:, None], columns - left[:, None], side[:, None])
 
     def mask(self) -> Tensor:
         """bool (B, 1, H, W)"""
@@ -148,9 +163,13 @@ class PaintedSquares(RandomSquares):
         stripes = rng.signs(self.seed, batch.index, draw, (channels, 1, width), dtype=batch.x.dtype)
         return (batch.x + self.threat.eps * stripes).clamp(0, 1)
 
+    def draws(self, channels: int) -> int:
+        return 2 + channels
+
     def change(self, runs: Squares, side: Tensor) -> Tensor:
-        place, signs = self.draw(runs, side, runs.x0.shape[1])
-        painted = (runs.x0 + self.threat.eps * signs[:, :, None, None]).clamp_(0, 1)
+        dice = self.roll(runs)
+        place, signs = Place.random(dice[:, :2], side, runs.x0), _signs(dice[:, 2:], runs.x0)
+        painted = (runs.x0 + self.threat.eps * signs).clamp_(0, 1)
         return torch.where(place.mask(), painted, runs.kept)
 
 
@@ -173,15 +192,18 @@ class MovedSquares(RandomSquares):
         offset[:, :, top : top + down * side, left : left + across * side] = laid
         return self.inside(batch.x, offset)
 
+    def draws(self, channels: int) -> int:
+        return 5 + channels
+
     def change(self, runs: Squares, side: Tensor) -> Tensor:
         channels = runs.x0.shape[1]
-        to, signs = self.draw(runs, side, channels + 1)
-        off, _ = self.draw(runs, side, 0, "emptied")
+        dice = self.roll(runs)
+        to, off = (Place.random(dice[:, pair], side, runs.x0) for pair in (slice(0, 2), slice(2, 4)))
         square, emptied = to.mask(), off.mask()
         offset = runs.kept - runs.x0
         here = offset * square
-        shape = self._laid(to, upright=signs[:, -1] > 0).to(offset)
-        fresh = square * (signs[:, :channels, None, None] * shape + here / (self.size(here) + 1e-12))
+        shape = self._laid(to, upright=dice[:, 4] < 0.5).to(offset)
+        fresh = square * (_signs(dice[:, 5:], offset) * shape + here / (self.size(here) + 1e-12))
         spare = (self.threat.eps**self.order - self.size(offset, whole=True) ** self.order).clamp(min=0)
         budget = spare / channels + self.size(offset * (square | emptied)) ** self.order
         budget = budget.sqrt() if self.threat.norm == "l2" else budget * channels
@@ -225,6 +247,11 @@ class MovedSquares(RandomSquares):
         size = torch.linalg.vector_norm(offset, 2, dim=(1, 2, 3), keepdim=True, dtype=torch.float64)
         moved: Tensor = x0 + offset * (SHY * self.threat.eps / (size + 1e-12)).to(x0.dtype)
         return moved.clamp(0, 1)
+
+
+def _signs(dice: Tensor, image: Tensor) -> Tensor:
+    """(B, C, 1, 1) of -1 and +1, by random numbers in [0, 1)."""
+    return torch.where(dice < 0.5, -1.0, 1.0).to(image.dtype)[:, :, None, None]
 
 
 @cache

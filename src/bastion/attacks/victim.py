@@ -24,9 +24,11 @@ class Victim(nn.Module):
     def __init__(self, network: nn.Module, lanes: int) -> None:
         super().__init__()
         self.network, self.lanes = network, lanes
+        self.grain = 0.0  # relative rounding of its last answer, which may come in less precision than the images
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.network(x.clone())  # a model that normalises in place must not change our points
+        self.grain = torch.finfo(logits.dtype).eps
         return logits.to(x.dtype)
 
 

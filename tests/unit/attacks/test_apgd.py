@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bastion import BastionError, Threat, rng
 from bastion.attacks import journal
-from bastion.attacks.apgd import APGD, Ascent, MomentumSteps, SparseSteps
-from bastion.attacks.engine import Findings, attack, hunt
+from bastion.attacks.apgd import APGD, Ascent, MomentumSteps, SparseSteps, apgd_train
+from bastion.attacks.engine import Findings, Jobs, attack, hunt
 from bastion.attacks.losses import ce, dlr, margin, misclassified
 from bastion.attacks.threat import Norm, length
 from bastion.attacks.victim import Victim
@@ -353,6 +353,26 @@ def test_one_step_for_training_is_fgsm(make_linear: MakeLinear) -> None:
     w = (model.weight[1 - batch.y] - model.weight[batch.y]).view(batch.x.shape).detach()
     x = APGD(steps=1, random_start=False, keep="best")(model, batch, Threat("linf", 0.06), seed=0)
     assert torch.allclose(x, (batch.x + 0.06 * w.sign()).clamp(0, 1), atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_training_makes_one_pass_more_than_steps_and_none_backwards_for_nothing(steps: int) -> None:
+    model, batch = curved(5)
+    model.num_classes = 6  # known: no pass is needed to count the classes
+    with journal.opened() as notes:
+        apgd_train(steps=steps)(model, batch, Threat("linf", 0.05), seed=0)
+    assert set(notes.forwards.values()) == {steps + 1} and set(notes.backwards.values()) == {steps}
+
+
+def test_l1_runs_from_a_given_point_start_with_its_sparsity() -> None:
+    batch = curved(3)[1]
+    rule = APGD(steps=9, phases=False).rule("l1", 5.0, 6, 0)
+    rule.starts = batch.x.clone()
+    for row in range(3):
+        rule.starts[row].view(-1)[: 10 * (row + 1)] = 0.5
+    runs = rule.start(Jobs(*(torch.arange(3),) * 4), batch)
+    assert torch.equal(runs.support, torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64))
+    assert torch.equal(runs.share, runs.support / (1.5 * 90))
 
 
 @pytest.mark.parametrize("norm", NORMS)

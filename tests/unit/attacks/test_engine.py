@@ -567,3 +567,18 @@ def test_logits_of_another_precision_are_taken(make_linear: MakeLinear) -> None:
         for threat in (Threat("linf", 0.002), Threat("l2", 0.02), Threat("l1", 0.1)):
             x = attack_(Victim(Wide(), 8), batch, threat, seed=0)
             assert x.dtype == torch.float32 and threat.contains(batch.x, x).all()
+
+
+def test_a_lead_below_the_rounding_of_the_logits_is_no_proof(make_linear: MakeLinear) -> None:
+    """In bfloat16 the next number after 1 is 1.0078: a lead of one such step may be none in another batch."""
+
+    class Coarse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            lead = torch.where(x.flatten(1).sum(1) > 0, 0.03, -0.03)
+            return torch.stack([torch.ones_like(lead), 1 + lead], 1).bfloat16()
+
+    batch = Batch(torch.arange(2), torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64))
+    with journal.opened() as notes:
+        x = Square(queries=5)(Victim(Coarse(), 8), batch, Threat("linf", 0.1), seed=0)
+    assert (x.flatten(1).sum(1) > 0).all()  # the best that was found is given all the same
+    assert set(notes.forwards.values()) == {7}  # but the search went on
