@@ -2,24 +2,30 @@
 
     python -m benchmarks.autoattack                      # measure what is not stored yet, then print the tables
     python -m benchmarks.autoattack --n 100 --norms linf --models zoo/cifar10-linf-vit
-    python -m benchmarks.autoattack --write              # … and put the tables into docs/attacks.md
-    python -m benchmarks.autoattack --components standard --norms linf --models pyautoattack/resnet18 --n 100
+    python -m benchmarks.autoattack --whole --norms linf --n 256    # `standard` as a user runs it, on all cores
+    python -m benchmarks.autoattack --whole --norms linf --n 128 --models pyautoattack/resnet18
+    python -m benchmarks.autoattack --stored --write     # put the tables into docs/attacks.md
     python -m benchmarks.autoattack --memory             # peak memory of both sides, each in a process of its own
 
-Both sides get the same model, the same images in the same order and one thread, in one process and one after the
-other. Results are stored in `benchmarks/results/`, a file for every chunk of images, so that a run that is
-stopped goes on where it was. A component attacks all images that are classified right, not only what others left over.
+Component by component, both sides get the same model, the same images in the same order and one thread, in one process
+and one after the other; a component attacks all images that are classified right, not only what others left over. The
+whole of `standard` is timed by the clock, with as many threads on each side: the reference in one process, bastion in
+worker processes of one thread. Results are stored in `benchmarks/results/`, so that a run that is stopped goes on where
+it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +38,9 @@ from bastion.attacks import Threat, journal
 from bastion.attacks.ensemble import AutoAttack
 from bastion.attacks.judge import judge
 from bastion.data import datasets
+from bastion.measuring.runner import measure
 from bastion.models.load import load
+from bastion.recipe import Suite
 from bastion.types import Batch
 
 RESULTS = Path(__file__).parent / "results" / "autoattack"
@@ -43,6 +51,7 @@ COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 STANDARD = "standard"
 STRANGER = "pyautoattack/resnet18"
 CHUNK = 100
+COSTS = ("seconds", "forwards", "backwards")
 
 
 @dataclass
@@ -50,7 +59,7 @@ class Side:
     """What one implementation did with a chunk."""
 
     robust: list[bool]  # example by example
-    seconds: float  # of the processor, all threads; waiting for other processes does not count
+    seconds: float  # of the processor for a component, where waiting for others does not count; of the clock for all
     forwards: int  # images
     backwards: int
 
@@ -81,8 +90,7 @@ class Counted(nn.Module):
 
 
 def by_bastion(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
-    ensemble = AutoAttack().ensemble(threat.norm)
-    attack = ensemble if component == STANDARD else ensemble.members[COMPONENTS.index(component)]
+    attack = AutoAttack().ensemble(threat.norm).members[COMPONENTS.index(component)]
     began = time.process_time()
     with journal.opened() as notes:
         verdict = judge(model, batch, attack, threat, seed=0)
@@ -99,12 +107,25 @@ def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str)
     if component != STANDARD:
         adversary.attacks_to_run = [component]
     adversary.verbose = False
-    began = time.process_time()
+    clock = time.perf_counter if component == STANDARD else time.process_time
+    began = clock()
     x = adversary.run_standard_evaluation(batch.x, batch.y, batch_size=250)[0]
-    seconds = time.process_time() - began
+    seconds = clock() - began
     with torch.no_grad():
         right = model(x).argmax(1) == batch.y
     return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
+
+
+def whole_by_bastion(model: nn.Module, threat: Threat, n: int, workers: int) -> Side:
+    """As a user runs it: worker processes, blocks that are stored when they are done."""
+    probe = {"name": "adversarial", "threat": asdict(threat), "attack": "autoattack"}
+    suite = Suite.model_validate({"probes": {"attack": probe}})
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        facts = measure(model, "cifar10", suite, limit=n, workers=workers, folder=folder)
+        seconds = time.perf_counter() - began
+    forwards, backwards = (int(facts.columns[f"attack/{way}"].sum()) for way in ("forwards", "backwards"))
+    return Side(facts.correct("attack").tolist(), seconds, forwards + 2 * n, backwards)
 
 
 def without_checks() -> None:
@@ -138,7 +159,6 @@ def torchattacks_seconds(model: nn.Module, batch: Batch, threat: Threat, compone
         "apgd-t": lambda: ta.APGDT(model, norm=norm, eps=eps, steps=100),
         "fab-t": lambda: ta.FAB(model, norm=norm, eps=eps, steps=100, multi_targeted=True),
         "square": lambda: ta.Square(model, norm=norm, eps=eps, n_queries=5000),
-        STANDARD: lambda: ta.AutoAttack(model, norm=norm, eps=eps),
     }[component]()
     began = time.process_time()
     attack(batch.x, batch.y)
@@ -189,7 +209,7 @@ def path_of(model: str, norm: str, component: str, start: int) -> Path:
     return RESULTS / model.removeprefix("zoo/").replace("/", "-") / norm / f"{component}-{start:05d}.json"
 
 
-def measure(model_name: str, norm: str, component: str, start: int) -> None:
+def compare(model_name: str, norm: str, component: str, start: int) -> None:
     path = path_of(model_name, norm, component, start)
     if path.is_file():
         return
@@ -199,13 +219,30 @@ def measure(model_name: str, norm: str, component: str, start: int) -> None:
         clean = (model(batch.x).argmax(1) == batch.y).tolist()
     ours = by_bastion(model, batch, THREATS[norm], component)
     theirs = by_reference(model, batch, THREATS[norm], component)
-    result = Result(clean, ours, theirs)
+    _store(path, Result(clean, ours, theirs))
+
+
+def compare_whole(model_name: str, norm: str, n: int) -> None:
+    path = path_of(model_name, norm, STANDARD, n)
+    if path.is_file():
+        return
+    model, batch, threads = load_model(model_name), datasets.build("cifar10").test.batch(range(n)), os.cpu_count() or 1
+    with torch.no_grad():
+        clean = (model(batch.x).argmax(1) == batch.y).tolist()
+    ours = whole_by_bastion(model, THREATS[norm], n, threads)
+    torch.set_num_threads(threads)
+    theirs = by_reference(model, batch, THREATS[norm], STANDARD)
+    torch.set_num_threads(1)
+    _store(path, Result(clean, ours, theirs))
+
+
+def _store(path: Path, result: Result) -> None:
     storage.write_json(path, asdict(result))
-    print(f"{model_name} {norm} {component} {start}: {_line([result])}", flush=True)
+    print(f"{path.relative_to(RESULTS).with_suffix('')}: {_line([result])}", flush=True)
 
 
-def read(model: str, norm: str, component: str, n: int) -> list[Result]:
-    paths = [path_of(model, norm, component, start) for start in range(0, n, CHUNK)]
+def read(model: str, norm: str, component: str, starts: Iterable[int]) -> list[Result]:
+    paths = [path_of(model, norm, component, start) for start in starts]
     stored = [json.loads(path.read_text()) for path in paths if path.is_file()]
     return [Result(each["clean"], Side(**each["bastion"]), Side(**each["reference"])) for each in stored]
 
@@ -234,17 +271,39 @@ def _line(results: list[Result]) -> str:
     return " | ".join(cells)
 
 
-def tables(models: list[str], norms: list[str], components: list[str], n: int) -> Iterator[str]:
+def together(components: list[list[Result]]) -> list[Result]:
+    """An image is robust against all if it is against each; chunks that every component has."""
+    joined = []
+    for results in zip(*components, strict=False):
+        sides = [
+            Side(
+                [all(flags) for flags in zip(*(getattr(result, name).robust for result in results), strict=True)],
+                *(sum(getattr(getattr(result, name), what) for result in results) for what in COSTS),
+            )
+            for name in ("bastion", "reference")
+        ]
+        joined.append(Result(results[0].clean, *sides))
+    return joined
+
+
+def tables(models: list[str], norms: list[str], n: int) -> Iterator[str]:
     """Markdown."""
+    head = "n | bastion % | reference % | agree % | passes (fwd / bwd) | reference's | speed |"
     for model in models:
-        yield f"\n`{model}`\n"
-        yield "| norm | attack | n | bastion % | reference % | agree % | passes (fwd / bwd) | reference's | speed |"
+        yield f"\n`{model}`, component by component\n"
+        yield f"| norm | attack | {head}"
         yield "|---|---|---|---|---|---|---|---|---|"
         for norm in norms:
-            for component in components:
-                results = read(model, norm, component, n)
+            components = [read(model, norm, component, range(0, n, CHUNK)) for component in COMPONENTS]
+            for component, results in zip((*COMPONENTS, "all four"), (*components, together(components)), strict=True):
                 if results:
                     yield f"| {norm} | {component} | {_line(results)} |"
+    yield "\nWhole `standard`, by the clock\n"
+    yield f"| model | norm | {head}"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for path in sorted(RESULTS.glob(f"*/*/{STANDARD}-*.json")):
+        model, norm = path.parts[-3:-1]
+        yield f"| {model} | {norm} | {_line(read(model, norm, STANDARD, [int(path.stem.split('-')[1])]))} |"
 
 
 def write_docs(lines: list[str]) -> None:
@@ -258,8 +317,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--norms", nargs="+", default=list(THREATS), choices=list(THREATS))
-    parser.add_argument("--components", nargs="+", default=list(COMPONENTS), choices=[*COMPONENTS, STANDARD])
+    parser.add_argument("--components", nargs="+", default=list(COMPONENTS), choices=COMPONENTS)
     parser.add_argument("--n", type=int, default=500, help=f"images, in chunks of {CHUNK}")
+    parser.add_argument("--whole", action="store_true", help="time all of `standard` on all cores instead")
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
     parser.add_argument("--torchattacks", action="store_true", help="time torchattacks too, on the first 100 images")
@@ -277,12 +337,12 @@ def main() -> None:
     if chosen.torchattacks:
         compare_torchattacks(chosen.models, chosen.norms, chosen.components)
         return
-    for start in [] if chosen.stored else range(0, chosen.n, CHUNK):
-        for component in chosen.components:
-            for norm in chosen.norms:
-                for model in chosen.models:
-                    measure(model, norm, component, start)
-    lines = list(tables(chosen.models, chosen.norms, chosen.components, chosen.n))
+    for model, norm in [] if chosen.stored or not chosen.whole else product(chosen.models, chosen.norms):
+        compare_whole(model, norm, chosen.n)
+    for start in [] if chosen.stored or chosen.whole else range(0, chosen.n, CHUNK):
+        for component, norm, model in product(chosen.components, chosen.norms, chosen.models):
+            compare(model, norm, component, start)
+    lines = list(tables(chosen.models, chosen.norms, chosen.n))
     print("\n".join(lines))
     if chosen.write:
         write_docs(lines)
