@@ -143,7 +143,7 @@ def load_model(name: str) -> nn.Module:
 
     model: nn.Module = ResNet18()
     weights = Path(reference.__file__).parent / "examples" / "model_test.pt"
-    model.load_state_dict(torch.load(weights, weights_only=True))
+    model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     return model.eval()
 
 
