@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bastion.costs import UTILISATION
 from bastion.errors import BastionError, Interrupted, did_you_mean
 from bastion.progress import console as stderr
 
@@ -35,7 +36,10 @@ Changes = Annotated[
 def train(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (see `bastion list recipes`) or a .yaml file.")],
     change: Changes = None,
-    run: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/NAME-HASH.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", "--dir", help="Run directory (`--dir` under torchrun). Default: runs/NAME-HASH."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Train a recipe."""
@@ -45,6 +49,8 @@ def train(
     from bastion.training.trainer import train as train_recipe
 
     finished = train_recipe(recipe, changes=tuple(change or ()), folder=run, resume=resume)
+    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+        return
     stdout.print(
         f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo",
         soft_wrap=True,
@@ -105,11 +111,22 @@ def report(
 def show(
     target: Annotated[str, typer.Argument(help="A recipe, a run, a model folder, or a model's name.")],
     change: Changes = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DEVICE[:NUMBER]",
+            help="Plan a recipe for a100, h100, tpuv3 or tpuv4 (cores), such as a100:8; cpu tries this machine.",
+        ),
+    ] = None,
+    utilisation: Annotated[float, typer.Option(help="The share of the devices' peak that the plan counts on.")] = (
+        UTILISATION
+    ),
 ) -> None:
-    """Show a resolved recipe, or a model's parameters, multiply-accumulates and blocks."""
+    """Show a resolved recipe and what it costs, or a model's parameters, multiply-accumulates and blocks."""
     from bastion import show as display
 
-    stdout.print(display.describe(target, tuple(change or ())), soft_wrap=True, markup=False)
+    text = display.describe(target, tuple(change or ()), tuple(on or ()), utilisation)
+    stdout.print(text, soft_wrap=True, markup=False)
 
 
 @app.command("list")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
@@ -17,6 +18,7 @@ SHIPPED = Path(__file__).parent / "recipes"
 
 
 WORST_CASE = "worst case"
+IDLE = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -70,29 +72,92 @@ class Augment(Section):
     cutmix: float = Field(0.0, ge=0)
     mix_prob: Share = 1.0
     switch_prob: Share = 0.5
+    repeats: int = Field(1, ge=1)  # so many differently changed copies of an image in a batch, of fewer images
+    progressive: float = Field(0.0, ge=0)  # all but crop and flip grow from nothing to full strength in so many epochs
+
+
+class Extra(Section):
+    """More training images, of the same classes: synthetic ones with pseudo-labels, pre-distorted copies."""
+
+    data: Spec  # its training images
+    share: float | None = Field(None, gt=0, lt=1)  # of each batch; None: they join the others, and an epoch is longer
+
+
+def _listed(value: Any) -> Any:
+    """One or several: `{…}` or `[{…}, {…}]`."""
+    return [value] if isinstance(value, Mapping | Extra) else value or []
+
+
+class Init(Section):
+    """Weights to start from: a bastion model of the same family.
+
+    Position embeddings are resized; the head starts anew if the number of classes differs. All else must fit, but for
+    the parts of the network that `new` names: they start at random.
+    """
+
+    from_: str = Field(alias="from")  # a run, a model folder or zoo/NAME
+    new: tuple[str, ...] = ()  # such as [patch_embed] for a new stem, or [head]
+
+
+class Perturb(Section):
+    """Learn at the worst weights nearby: two gradient passes a step.
+
+    `sam` (Foret et al. 2021): all weights move along the gradient by `size` together. `awp` (Wu et al. 2020): each
+    matrix and filter bank moves by `size` of its own length.
+    """
+
+    name: Literal["sam", "awp"]
+    size: float = Field(gt=0)
+    after: float = Field(0.0, ge=0)  # epochs without it first
 
 
 class Optimizer(Section):
     name: Literal["adamw", "sgd"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0)  # the highest
+    lr_rule: Literal["none", "linear", "sqrt"] = "none"  # `lr` is that for a batch of `lr_batch`, and grows with it
+    lr_batch: int = Field(512, ge=1)
     weight_decay: float = Field(0.05, ge=0)  # not on norms, biases and position embeddings
     betas: tuple[Decay, Decay] = (0.9, 0.999)  # adamw
-    momentum: Decay = 0.9  # sgd, with Nesterov
+    momentum: Decay = 0.9  # sgd
+    nesterov: bool = True  # sgd
     clip_grad: float | None = Field(None, gt=0)  # largest norm of the whole gradient
+    l1: float = Field(0.0, ge=0)  # times the sum of all weights' absolute values, added to the loss
+    perturb: Perturb | None = None
+
+    def peak(self, batch: int) -> float:
+        """The highest learning rate for this batch size."""
+        power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[self.lr_rule]
+        return self.lr * math.pow(batch / self.lr_batch, power)
 
 
 class Schedule(Section):
-    """Linear warm-up, then a cosine, counted in steps."""
+    """The learning rate, step by step.
 
+    `cosine`, `steps` and `constant` start with a linear warm-up and end with `cooldown_epochs` at the last rate;
+    `steps` multiplies by `decay` every `decay_epochs`. `one-cycle` (Smith and Topin 2018) rises for `rise` of the run
+    from a 25th of the rate, then falls to its 250,000th, and moves momentum the other way.
+    """
+
+    name: Literal["cosine", "steps", "constant", "one-cycle"] = "cosine"
     epochs: int = Field(10, ge=1)
     warmup_epochs: float = Field(0.0, ge=0)
     warmup_lr: float = Field(1e-6, ge=0)
-    min_lr: float = Field(1e-5, ge=0)
+    cooldown_epochs: float = Field(0.0, ge=0)
+    min_lr: float = Field(1e-5, ge=0)  # cosine
+    decay: float = Field(0.1, gt=0, le=1)  # steps
+    decay_epochs: float = Field(30.0, gt=0)
+    rise: float = Field(0.3, gt=0, lt=1)  # one-cycle
+    momentum_range: tuple[Decay, Decay] = (0.85, 0.95)
 
     @model_validator(mode="after")
-    def _room_for_the_cosine(self) -> Schedule:
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(f"warmup_epochs ({self.warmup_epochs:g}) must be less than epochs ({self.epochs})")
+    def _room_in_the_middle(self) -> Schedule:
+        if self.warmup_epochs + self.cooldown_epochs >= self.epochs:
+            raise ValueError(
+                f"warmup_epochs ({self.warmup_epochs:g}) and cooldown_epochs ({self.cooldown_epochs:g}) must be less "
+                f"than epochs ({self.epochs})"
+            )
+        if self.name == "one-cycle" and (self.warmup_epochs or self.cooldown_epochs):
+            raise ValueError("one-cycle has its own warm-up (`rise`); leave warmup_epochs and cooldown_epochs out")
         return self
 
 
@@ -100,7 +165,9 @@ class Validate(Section):
     """What is looked at after each epoch, on images held out of training, and which epoch's model is kept."""
 
     every: int = Field(1, ge=1)  # epochs
+    when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and looked at after training
     limit: int | None = Field(None, ge=1)
+    train: int = Field(0, ge=0)  # so many training images are looked at too: robust over-fitting shows in the gap
     attack: Spec | None = None  # with the objective's threat, or the one given here
     threat: dict[str, Any] | None = None
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
@@ -116,15 +183,20 @@ class Recipe(Section):
     expect: dict[str, Any] = Field(default_factory=dict)  # what this recipe should reach
     seed: int = 0
     data: Spec
-    train_limit: int | None = Field(None, ge=1)  # use only so many training images
+    train_limit: int | None = Field(None, ge=1)  # use only so many training images of `data`
+    extra: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
     model: Spec
     normalize: Literal["data", "none"] | Stats = "data"  # "none": the network sees raw pixels
     resize: Literal["bilinear", "bicubic"] | None = None  # bring images to the network's size, inside the model
+    init: Init | None = None
     objective: Spec
     augment: Augment = Augment()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    batch: int = Field(128, ge=1)
+    batch: int = Field(128, ge=1)  # images a step, over all processes
+    accumulate: int = Field(1, ge=1)  # in so many parts, one after the other, to save memory
+    sync_batchnorm: bool = True  # statistics over the batch of all processes
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has all weights, or its part of them
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = False  # faster for most CNNs; changes results by rounding only
     ema: float | None = Field(None, gt=0, lt=1)
@@ -133,16 +205,22 @@ class Recipe(Section):
     log_every: int = Field(10, ge=1)  # steps
     workers: int = Field(0, ge=0)  # data loading processes
 
+    @model_validator(mode="after")
+    def _even_parts(self) -> Recipe:
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate: {self.batch} images cannot be cut into {self.accumulate} equal parts")
+        return self
+
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
     def substance(self) -> dict[str, Any]:
         """What decides the weights; two recipes with the same substance are the same run."""
-        idle = {"about", "expect", "checkpoint", "log_every", "workers"}
-        return {key: value for key, value in self.resolved().items() if key not in idle}
+        return {key: value for key, value in self.resolved().items() if key not in IDLE}
 
     def hash(self) -> str:
-        return storage.fingerprint(self.substance())
+        """Of what differs from the defaults: a key that bastion learns later changes no hash of before."""
+        return storage.fingerprint(self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=IDLE))
 
 
 class Suite(Section):
@@ -252,7 +330,8 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(old)
     for key, value in new.items():
         before = result.get(key)
-        if isinstance(before, str) and isinstance(value, Mapping) and value and "name" not in value:
+        short = isinstance(before, str) and key != "normalize"  # whose words are no plug-ins
+        if short and isinstance(value, Mapping) and value and "name" not in value:
             before = {"name": before}  # the short form of a plug-in, given a parameter
         if isinstance(before, Mapping) and isinstance(value, Mapping) and _same_plugin(before, value):
             value = merge(before, value)

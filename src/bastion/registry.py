@@ -25,6 +25,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +46,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.package = package
         self._factories: dict[str, Callable[..., T]] = {}
+        self._announced: tuple[str, ...] = ()
         self._discovered = False
         _by_product[product] = self
 
@@ -62,6 +64,16 @@ class Registry(Generic[T]):
 
         return add
 
+    def announce(self, *patterns: str) -> None:
+        """Names that recipes may use although nothing makes them yet."""
+        self._announced += patterns
+
+    def awaits(self, name: str) -> bool:
+        """Is it announced, but not there?"""
+        self._discover()
+        made = name in self._factories or f"{name.partition('/')[0]}/*" in self._factories
+        return not made and any(fnmatch(name, pattern) for pattern in self._announced)
+
     def names(self) -> list[str]:
         self._discover()
         return sorted(self._factories)
@@ -74,6 +86,8 @@ class Registry(Generic[T]):
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
         where = f"{path}.name: " if path else ""
+        if self.awaits(name):
+            raise BastionError(f"{where}the {self.kind} '{name}' is not available yet")
         raise BastionError(f"{where}unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}")
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
@@ -158,6 +172,8 @@ def bind(
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     inner = factory.func if isinstance(factory, functools.partial) else factory
+    if dataclasses.is_dataclass(inner):
+        return typing.get_type_hints(inner)  # a field's type may be known only where its class is defined
     return typing.get_type_hints(inner.__init__ if inspect.isclass(inner) else inner)
 
 

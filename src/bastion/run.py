@@ -6,6 +6,7 @@ log.jsonl            one line per logged step and per epoch
 tensorboard/         the same numbers for TensorBoard
 checkpoints/         training state, the last few
 model/               weights and card
+epochs/              models of single epochs, where they are compared after training
 facts/               one folder per probe, one file per block of examples
 measurements/        which probes make up a measured suite
 """
@@ -46,6 +47,10 @@ class Run:
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def epochs(self) -> Path:
+        return self.folder / "epochs"
 
     @property
     def checkpoints(self) -> Path:

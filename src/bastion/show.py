@@ -6,71 +6,154 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bastion.errors import BastionError
+from bastion.costs import (
+    CONVENTION,
+    THIS_MACHINE,
+    USUAL,
+    UTILISATION,
+    Fleet,
+    check_utilisation,
+    duration,
+    fleet,
+    flops,
+    scientific,
+)
+from bastion.errors import BastionError, did_you_mean
 from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, load_suite, shipped
+
+if TYPE_CHECKING:
+    from bastion.models import Classifier
+    from bastion.planning import Load
+    from bastion.types import DataSet, Objective
 
 Rows = Iterator[tuple[str, str]]
 
 
-def describe(target: str, changes: tuple[str, ...] = ()) -> str:
-    """A run, a folder with a model, a recipe, or the name of a model family."""
+def describe(
+    target: str, changes: tuple[str, ...] = (), on: tuple[str, ...] = (), utilisation: float = UTILISATION
+) -> str:
+    """A run, a folder with a model, a recipe, or the name of a model family.
+
+    `changes`, and devices that it is to run `on`, are for recipes: where a model has the name too, they tell which.
+    """
     path = Path(target)
-    if target.startswith("zoo/") or path.is_dir():
+    is_model = target.startswith("zoo/") or path.is_dir()
+    is_recipe = path.suffix in (".yaml", ".yml") or (SHIPPED / f"{target}.yaml").is_file()
+    if is_recipe and (changes or on or not is_model):
+        return _describe_recipe(load_recipe(target, changes), on, check_utilisation(utilisation))
+    if on or changes:
+        known = did_you_mean(target, shipped("recipes"))
+        raise BastionError(f"show {target}: --set and --on are for recipes, and this is none{known}")
+    if is_model:
         return _describe_folder(target)
-    if path.suffix in (".yaml", ".yml") or (SHIPPED / f"{target}.yaml").is_file():
-        return _describe_recipe(load_recipe(target, changes))
     from bastion.models import models
 
     try:
         backbone = models.build(target)
     except BastionError as error:
         raise BastionError(f"show {target}: not a recipe, not a run or model folder; {error}") from error
-    from bastion.models import Classifier
+    from bastion.models import Classifier, complexity
 
     flat = (0.0,) * backbone.shape[0], (1.0,) * backbone.shape[0]
-    return _describe_model(Classifier(backbone, *flat))
+    model = Classifier(backbone, *flat)
+    return _describe_model(model, complexity.macs(model))
 
 
 def _describe_folder(target: str) -> str:
+    from bastion.models import complexity
     from bastion.models.checkpoint import read_card
     from bastion.models.load import load, locate
 
     card = read_card(locate(target)).model_dump(mode="json", include={"model", "mean", "std", "resize", "about"})
-    return f"{_describe_model(load(target))}\n\n{dump(card)}"
+    model = load(target)
+    return f"{_describe_model(model, complexity.macs(model))}\n\n{dump(card)}"
 
 
-def _describe_recipe(recipe: Recipe) -> str:
-    from bastion.data import datasets
-    from bastion.training.trainer import build_model, build_objective
+def _describe_recipe(recipe: Recipe, on: tuple[str, ...], utilisation: float) -> str:
+    """All of it, and what it costs as far as that can be told."""
+    fleets = [None if name.lower() == THIS_MACHINE else fleet(name) for name in on] or [*USUAL]
+    from bastion.planning import load_of, look_ahead, macs_of
 
-    build_objective(recipe)
-    text = f"{dump(recipe.resolved())}\nhash         {recipe.hash()}"
-    try:
-        data = datasets.build(recipe.data.plain(), "data")
-    except BastionError as error:
-        return f"{text}\nmodel        not built: {error}"
-    images = min(recipe.train_limit or len(data.train), len(data.train)) * recipe.schedule.epochs
-    cost = f"training     {images:,} images in {recipe.schedule.epochs} epochs"
-    return "\n".join([text, cost, _describe_model(build_model(recipe, data))])
+    prospect = look_ahead(recipe)
+    load, macs = load_of(prospect), macs_of(prospect)
+    lines = [dump(recipe.resolved()), _row("hash", recipe.hash())]
+    lines += [_row("not here", note) for note in prospect.notes]
+    if prospect.data:
+        lines.append(_describe_data(prospect.data, prospect.outlined))
+    if prospect.model:
+        lines.append(_describe_model(prospect.model, macs))
+    if load:
+        lines += _describe_load(load, recipe)
+    if load and prospect.objective and prospect.data and prospect.model:
+        total = load.flops(macs)
+        lines.append(_row("total", f"{scientific(total)} FLOP; {CONVENTION}"))
+        share = f"at {utilisation:g} of the peak; papers' own runs reached 0.01 to 0.04 (docs/costs.md)"
+        lines.append(_row("plan", share if any(fleets) else "at the speed found; loading of images not counted"))
+        for devices in fleets:
+            if devices:
+                lines.append(_on_devices(devices, total, recipe.precision, utilisation))
+            else:
+                step = flops(macs, (load.finding + load.learning).units, 1)
+                lines.append(_on_this_machine(recipe, prospect.objective, prospect.data, step, total))
+    return "\n".join(lines)
 
 
-def _describe_model(model: Any) -> str:
+def _describe_data(data: DataSet, outlined: bool) -> str:
+    from bastion.data.known import FACTS
+
+    known = ["by what is known of it", FACTS[data.name].about] if outlined else []
+    note = f" ({': '.join(filter(None, known))})" if known else ""
+    return _row("data", f"{data.name}: {len(data.train):,} images to train on, {len(data.val):,} held out{note}")
+
+
+def _describe_load(load: Load, recipe: Recipe) -> list[str]:
+    each = load.training
+    lines = [_row("passes", f"{each}; {each.units:.4g} times a forward pass, for each image")]
+    if load.images:
+        lines.append(_row("training", f"{load.images:,} images in {recipe.schedule.epochs} epochs"))
+    if load.looked:
+        lines.append(_row("validation", f"{load.looked:,} images; {load.looking} at most"))
+    return lines
+
+
+def _on_devices(devices: Fleet, total: float, precision: str, utilisation: float) -> str:
+    peak, used = devices.device.peak(precision)
+    hours = devices.hours(total, precision, utilisation)
+    return _row("", f"{devices!s:<18}{duration(hours):>10}   {peak:g} TFLOP/s {used} each")
+
+
+def _on_this_machine(recipe: Recipe, objective: Objective, data: DataSet, step: float, total: float) -> str:
+    """`step`: the operations of one image in one step, which is what is timed."""
+    from bastion.training.calibrate import calibrate
+
+    rate = calibrate(recipe, objective, data, step)
+    speed, how = step * rate.images, f"{rate.images:.3g} images/s in batches of {rate.batch}"
+    return _row(
+        "", f"{'this machine':<18}{duration(total / speed / 3600):>10}   {speed / 1e12:.3g} TFLOP/s, found: {how}"
+    )
+
+
+def _describe_model(model: Classifier, macs: int) -> str:
     from bastion.models import complexity
 
     rows = {
         "input": "×".join(map(str, model.shape)),
         "classes": str(model.num_classes),
         "parameters": f"{complexity.parameters(model):,}",
-        "MACs": f"{complexity.macs(model) / 1e9:.3f} G per image (multiply-accumulates, the papers' FLOPs)",
+        "MACs": f"{macs / 1e9:.3f} G per image (multiply-accumulates, the papers' FLOPs)",
     }
     try:
         names = [block.name for block in model.blocks()]
         rows["blocks"] = f"{len(names)}: {names[0]} … {names[-1]}"
     except BastionError:
         rows["blocks"] = "none recognised"
-    return "\n".join(f"{key:<12} {value}" for key, value in rows.items())
+    return "\n".join(_row(key, value) for key, value in rows.items())
+
+
+def _row(key: str, value: str) -> str:
+    return f"{key:<12} {value}"
 
 
 def _first_line(thing: Any) -> str:

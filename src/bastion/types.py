@@ -113,6 +113,7 @@ class Losses(NamedTuple):
     total: Tensor  # what is minimised
     logits: Tensor  # on the example learnt from, for the log
     terms: dict[str, Tensor]  # named parts of the total, for the log
+    clean: Tensor | None = None  # logits on the images as they came, if they were needed anyway
 
 
 class Objective(nn.Module):

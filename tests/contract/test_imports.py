@@ -24,9 +24,11 @@ ARROWS: dict[str, set[str]] = {
     "probes": {"attacks", "models", "data"},
     "measuring": {"probes", "attacks", "models", "data", "run"},
     "reporting": {"run", "measuring"},
-    "show": {"models", "attacks", "data", "training", "probes"},
+    "costs": set(),
+    "planning": {"models", "data", "training", "costs"},
+    "show": {"models", "attacks", "data", "training", "probes", "costs", "planning"},
     "demo": {"training", "measuring", "reporting"},
-    "cli": {"training", "measuring", "reporting", "data", "show", "demo"},
+    "cli": {"training", "measuring", "reporting", "data", "show", "demo", "costs"},
     "__init__": {"training", "measuring", "reporting", "models", "attacks"},
     "__main__": {"cli"},
 }

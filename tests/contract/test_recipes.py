@@ -2,27 +2,161 @@
 
 from __future__ import annotations
 
+import runpy
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
 import pytest
+import torch
 
+from bastion.data import datasets
+from bastion.data.augment import TrainingTransform
+from bastion.data.known import FACTS, outline
 from bastion.measuring.runner import build_probes
-from bastion.recipe import SHIPPED, load_recipe, load_suite, shipped
-from bastion.training.trainer import build_objective
+from bastion.models import complexity, models
+from bastion.models.load import zoo_names
+from bastion.recipe import SHIPPED, Recipe, Spec, load_suite, shipped
+from bastion.recipe import load_recipe as _load_recipe
+from bastion.training.objectives import objectives
+from bastion.training.passes import learning_twice, step_passes
+from bastion.training.trainer import build_model, build_objective
+from bastion.types import DataSet
 
-ALL = [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in sorted(SHIPPED.rglob("*.yaml"))]
+ROOT = Path(__file__).parents[2]
+TABLES = runpy.run_path(str(ROOT / "scripts" / "recipes_table.py"))
+BLOCKS = sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in SHIPPED.glob("base/**/*.yaml"))
+MEASURED = ("tiny/", "zoo/")  # here; all others are of papers
+TIMES = {"minutes", "hours"}
+
+# Rows that the papers have twice: their differences are what a repetition makes.
+TWINS = {
+    ("xcit/aug-mix-cut-rand-erase", "xcit/warmup-20"),
+    ("xcit/aug-none", "xcit/wd-5e-2"),
+    ("xcit/aug-mix-standard", "xcit/wd-5e-2-standard"),
+}
+
+# With the 10 classes of CIFAR-10, or the 1,000 of ImageNet.
+PARAMETERS = {
+    "xcit/arch-deit-s": 22_050_664,
+    "xcit/arch-cait-s12": 25_611_688,
+    "xcit/warmup-0": 3_053_224,
+    "xcit/s12": 26_253_304,
+    "xcit/m12": 46_401_160,
+    "xcit/l12": 103_792_648,
+    "xcit/resnet50-gelu": 25_557_032,
+    "generalization/pvtv2": 12_406_474,
+    "convstem/vit-m-heavy-50": 38_849_512,
+    "convstem/vit-b-heavy-50": 86_567_656,
+    "convstem/convnext-t-scratch-50": 28_589_128,
+    "convstem/convnext-b-heavy-50": 88_591_464,
+}
+
+load_recipe = cache(_load_recipe)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("suites/")])
-def test_recipes_name_only_what_exists(name: str) -> None:
-    recipe = load_recipe(name)
-    build_objective(recipe)
-    assert recipe.about
+def _with_what_there_is(recipe: Recipe) -> Recipe:
+    """Another plug-in in the place of one that is only announced."""
+    stand_ins = {}
+    if models.awaits(recipe.model.name):
+        stand_ins["model"] = Spec(name="vit/micro")
+    if objectives.awaits(recipe.objective.name):
+        stand_ins["objective"] = Spec(name="standard")
+    return recipe.model_copy(update=stand_ins)
+
+
+@cache
+def _data(name: str) -> DataSet:
+    """Without its files, unless it ships with bastion."""
+    return outline({"name": name}) if name in FACTS else datasets.build(name)
 
 
 @pytest.mark.parametrize("name", shipped("recipes"))
-def test_recipes_say_their_command_and_what_to_expect(name: str) -> None:
+def test_recipes_name_only_what_exists_or_is_announced(name: str) -> None:
+    build_objective(_with_what_there_is(load_recipe(name)))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_fit_into_a_recipe(name: str, tmp_path: Path) -> None:
+    (tmp_path / "with.yaml").write_text(
+        f"extends: [tiny/demo-robust, {name}]\nvalidate: {{threat: {{norm: linf, eps: 8/255}}}}"
+    )
+    build_objective(_with_what_there_is(_load_recipe(tmp_path / "with.yaml")))
+    assert (SHIPPED / f"{name}.yaml").read_text().startswith("about: ")
+
+
+@pytest.mark.parametrize("name", shipped("recipes"))
+def test_recipes_say_their_command_cost_and_what_to_expect(name: str) -> None:
     recipe = load_recipe(name)
-    assert f"bastion train {name}" in recipe.about
-    assert {"clean", "minutes"} <= recipe.expect.keys()
+    assert f"bastion train {name}\n" in recipe.about
+    accuracies = {key: value for key, value in recipe.expect.items() if isinstance(value, float) and key not in TIMES}
+    assert all(0 <= value <= 1 for value in accuracies.values())
+    if name.startswith(MEASURED):
+        assert {"clean", "minutes"} <= recipe.expect.keys()
+    else:
+        assert f"Cost: {TABLES['cost'](recipe)}" in recipe.about
+        assert accuracies or {"none", "without", "only"} & {*recipe.expect["source"].split()}
+
+
+def test_the_cost_is_what_objectives_really_do() -> None:
+    """A pass of `about` is a forward and a backward one."""
+    there = [each for each in map(load_recipe, shipped("recipes")) if not objectives.awaits(each.objective.name)]
+    for recipe in {(str(each.objective), each.optimizer.perturb): each for each in there}.values():
+        objective = build_objective(_with_what_there_is(recipe))
+        finding, learning = step_passes(objective, (3, 32, 32), 10, progress=recipe.schedule.epochs)
+        counted = finding.backward + learning.backward * (1 + learning_twice(recipe))
+        assert TABLES["passes"](recipe) == round(recipe.schedule.epochs * counted)
+
+
+def test_only_the_papers_repetitions_are_the_same_run() -> None:
+    runs = defaultdict(list)
+    for name in shipped("recipes"):
+        runs[load_recipe(name).hash()].append(name)
+    assert {tuple(names) for names in runs.values() if len(names) > 1} == TWINS
+
+
+def test_recipes_begin_with_the_zoo_with_runs_of_recipes_or_with_imported_weights() -> None:
+    for name in shipped("recipes"):
+        if init := load_recipe(name).init:
+            kind, _, rest = init.from_.partition("/")
+            assert {"zoo": init.from_ in zoo_names(), "runs": rest in shipped("recipes"), "weights": bool(rest)}[kind]
+            assert kind == "zoo" or init.from_ in load_recipe(name).about, (
+                f"{name} does not say how to get {init.from_}"
+            )
+
+
+def test_images_can_be_augmented_and_batched_as_the_recipes_say() -> None:
+    settings = {(each.augment, each.data.name) for each in map(load_recipe, shipped("recipes"))}
+    for augment, data in settings:
+        TrainingTransform(augment, _data(data))
+    for recipe in map(load_recipe, shipped("recipes")):
+        assert recipe.batch % recipe.augment.repeats == 0
+        assert recipe.batch % 2 == 0 or not (recipe.augment.mixup or recipe.augment.cutmix)
+
+
+def test_models_take_the_images_of_the_data() -> None:
+    """On torch's meta device: shapes are computed, numbers are not."""
+    there = [each for each in map(load_recipe, shipped("recipes")) if not models.awaits(each.model.name)]
+    for recipe in {(str(each.model), each.data.name, each.resize): each for each in there}.values():
+        data = _data(recipe.data.name)
+        with torch.device("meta"):
+            build_model(recipe, data)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_models_of_timm_have_the_size_of_the_paper(name: str) -> None:
+    recipe = load_recipe(name)
+    classes = 10 if recipe.data.name == "cifar10" else 1000
+    with torch.device("meta"):
+        network = models.build(recipe.model.plain(), num_classes=classes).network
+    assert complexity.parameters(network) == PARAMETERS[name]
+
+
+def test_the_page_has_the_tables_of_the_recipes() -> None:
+    page = TABLES["PAGE"].read_text()
+    assert page == TABLES["rendered"](page), "write them again: python scripts/recipes_table.py"
+    folders = {name.partition("/")[0] for name in shipped("recipes")}
+    assert folders == {folder for _, folder, _ in TABLES["MARKED"].findall(page)}
 
 
 @pytest.mark.parametrize("name", shipped("suites"))

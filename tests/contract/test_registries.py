@@ -25,7 +25,8 @@ THREAT_SPEC = {"norm": "linf", "eps": 0.05}
 
 # What a plug-in needs to be built besides its name.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "adversarial": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
+    **{name: {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}} for name in ("adversarial", "alp", "mart")},
+    "trades": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2, "loss": "kl"}},
     "sanity": {"threat": THREAT_SPEC},
     "transfer": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},

@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/tour.md", "docs/extend.md", "docs/sanity.md", "docs/attacks.md"]
+PAGES = [
+    "README.md",
+    "docs/tour.md",
+    "docs/training.md",
+    "docs/extend.md",
+    "docs/sanity.md",
+    "docs/attacks.md",
+    "docs/costs.md",
+]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 
 

@@ -80,8 +80,8 @@ def test_show_resolves_a_recipe_and_counts_a_model(bastion: Bastion) -> None:
 BAD_INPUT = {
     "train tiny/demo-robus": "no recipe 'tiny/demo-robus': neither shipped with bastion nor a .yaml file; "
     "did you mean 'tiny/demo-robust'?",
-    "train tiny/demo-robust --set optimizer.lrate=1": "tiny/demo-robust: optimizer.lrate: unknown key; "
-    "did you mean 'lr'?",
+    "train tiny/demo-robust --set optimizer.weightdecay=1": "tiny/demo-robust: optimizer.weightdecay: unknown key; "
+    "did you mean 'weight_decay'?",
     "train tiny/demo-robust --set data.name=cifar10 --run r": "data set 'cifar10' is not in",
     "train tiny/demo-robust --set objective.threat.norm=linv --run r": "objective.threat.norm: input should be",
     "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "threat.eps: must be a number >= 0",
@@ -89,6 +89,8 @@ BAD_INPUT = {
     "measure m --data imagefolder:root": "--data imagefolder:root: expected NAME:key=value",
     "report nowhere": "nowhere: not a run directory (no provenance.json)",
     "show resnet18": "show resnet18: not a recipe, not a run or model folder; unknown model 'resnet18'",
+    "show tiny/demo-robust --on a1000:8": "--on a1000:8: unknown device 'a1000'; did you mean 'a100'?",
+    "show tiny/demo-robust --utilisation 30": "--utilisation 30: expected a share of the peak above 0 and at most 1",
     "list atacks": "list: unknown kind 'atacks'; did you mean 'attacks'?",
     "data get cifar": "data get: nothing to get for 'cifar'; did you mean 'cifar10'?",
     "data verify cifar10": "data set 'cifar10' is not in",

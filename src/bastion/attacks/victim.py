@@ -6,9 +6,11 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
@@ -32,6 +34,34 @@ class Victim(nn.Module):
         return logits.to(x.dtype)
 
 
+_as_it_is: ContextVar[bool] = ContextVar("_as_it_is", default=False)
+
+
+@contextmanager
+def for_training(model: nn.Module) -> Iterator[None]:
+    """Attacks inside are a part of a training step: weights change after each, so a copy is not worth its making,
+    and all of the batch is asked about at once. Parameters collect no gradients."""
+    token = _as_it_is.set(True)
+    try:
+        with frozen(model):
+            yield
+    finally:
+        _as_it_is.reset(token)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter wants a gradient inside; but those that are shared out to processes stay as they are."""
+    parameters = [each for each in model.parameters() if each.requires_grad and not isinstance(each, DTensor)]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 @contextmanager
 def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     """The model ready to be attacked around images like x; a victim stays the victim it is.
@@ -42,18 +72,13 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     if isinstance(model, Victim):
         yield model
         return
-    network = _cheaper(model, x[:2]) if _convolves(model) and not model.training else model
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
+    whole = model.training or _as_it_is.get()
+    network = model if whole or not _convolves(model) else _cheaper(model, x[:2])
+    with frozen(network):
         # In train mode BatchNorm sees the batch: it is asked about all of it at once, and not about one image.
-        victim = Victim(network, max(len(x), 1) if model.training else _lanes(network, x[:1]))
+        victim = Victim(network, max(len(x), 1) if whole else _lanes(network, x[:1]))
         victim.training = model.training  # its own flag only: parts of the model may be in another mode
         yield victim
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
 
 
 def _convolves(model: nn.Module) -> bool:

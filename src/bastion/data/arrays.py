@@ -31,7 +31,7 @@ verifiers: dict[str, Callable[[], dict[str, str]]] = {}
 class ArraySplit:
     """Some rows of an array of images, which splits share and never copy. An example's index is its row."""
 
-    def __init__(self, images: Pixels, labels: NDArray[np.uint8], rows: Tensor | None = None) -> None:
+    def __init__(self, images: Pixels, labels: NDArray[Any], rows: Tensor | None = None) -> None:
         self._images = images
         self._labels = labels
         self.index = torch.arange(len(images)) if rows is None else rows

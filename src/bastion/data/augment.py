@@ -1,7 +1,12 @@
-"""Training images: timm's transforms, with every example's randomness fixed by (seed, epoch, index)."""
+"""Training images: timm's transforms, with every example's randomness fixed by (seed, epoch, index).
+
+A progressive recipe starts with crop and flip alone; all else grows to full strength in its first epochs, as heavy
+augmentation from the start can keep adversarially trained ViTs from learning (Bai et al. 2021).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +14,9 @@ import bastion._torchvision  # noqa: F401  (before timm)
 
 # isort: split
 import torch
-from PIL.Image import Image
+from PIL.Image import Image, new
 from timm.data import Mixup, create_transform
+from timm.data import auto_augment as policies
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision import transforms
@@ -19,13 +25,33 @@ from bastion.errors import BastionError
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
 
-Picture = Callable[[Image], Tensor]  # a stored picture to a float (C, H, W) in [0, 1]
+Picture = Callable[[Image, int], Tensor]  # a stored picture, in an epoch, to a float (C, H, W) in [0, 1]
+
+# RandAugment's operations that a smaller magnitude makes stronger, and those that are felt at magnitude 0 too.
+REVERSED = {"Posterize", "PosterizeOriginal", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
+ABRUPT = {"AutoContrast", "Equalize", "Invert", "PosterizeIncreasing", "Desaturate", "GaussianBlur"}
+
+
+def strength(augment: Augment, epoch: int) -> float:
+    """From 0 at the start to 1 after `progressive` epochs, the same all through an epoch."""
+    return min(1.0, epoch / augment.progressive) if augment.progressive else 1.0
 
 
 class TrainingTransform:
-    """Crop, flip, jitter, policy and erasing, as the recipe says."""
+    """Crop, flip, jitter, policy and erasing, as the recipe says for an epoch."""
 
     def __init__(self, augment: Augment, data: DataSet) -> None:
+        growing = range(math.ceil(augment.progressive) + 1)
+        self.epochs = [_Chain(augment, data, strength(augment, epoch)) for epoch in growing]
+
+    def __call__(self, image: Image, epoch: int) -> Tensor:
+        return self.epochs[min(epoch, len(self.epochs) - 1)](image)
+
+
+class _Chain:
+    """What is done to an image at one strength; crop and flip know none."""
+
+    def __init__(self, augment: Augment, data: DataSet, strength: float) -> None:
         height, width = data.shape[1:]
         try:
             steps: list[Any] = create_transform(
@@ -34,8 +60,9 @@ class TrainingTransform:
                 scale=augment.scale,
                 ratio=augment.ratio,
                 hflip=augment.hflip,
-                color_jitter=augment.color_jitter or None,  # 0 would still cost a tenth of a millisecond an image
-                auto_augment=augment.auto_augment,
+                # 0 would still cost a tenth of a millisecond an image
+                color_jitter=strength * augment.color_jitter or None,
+                auto_augment=augment.auto_augment if strength else None,
                 interpolation="bicubic",
                 mean=data.mean,  # the fill colour of auto-augment; nothing is normalised here
                 normalize=False,
@@ -45,8 +72,12 @@ class TrainingTransform:
         if augment.crop != "resized":
             shift = [transforms.RandomCrop((height, width), padding=augment.padding)] if augment.crop == "pad" else []
             steps = [_Fit(height, width), *shift, *steps[1:]]
+        for operation in _operations(steps):
+            operation.aug_fn = posterize if operation.aug_fn is policies.posterize else operation.aug_fn
+        if augment.auto_augment and augment.progressive and strength:
+            _weaken(steps, strength, augment.auto_augment)
         self.steps = steps
-        self.erase = _Erase(augment.erasing, data) if augment.erasing > 0 else None
+        self.erase = _Erase(strength * augment.erasing, data) if strength * augment.erasing > 0 else None
 
     def __call__(self, image: Image) -> Tensor:
         changed: Any = image
@@ -54,6 +85,38 @@ class TrainingTransform:
             changed = step(changed)
         x = torch.as_tensor(changed).float() / 255
         return self.erase(x) if self.erase else x
+
+
+def _operations(steps: list[Any]) -> list[policies.AugmentOp]:
+    """Of the policy, if there is one among the steps."""
+    for step in steps:
+        if isinstance(step, policies.RandAugment | policies.AugMixAugment):
+            return list(step.ops)
+        if isinstance(step, policies.AutoAugment):
+            return [operation for pair in step.policy for operation in pair]
+    return []
+
+
+def posterize(image: Image, bits: int, **_: Any) -> Image:
+    """timm's. Policies may ask to keep no bits at all: older Pillows made a black image of that, newer ones refuse."""
+    posterized: Image = policies.posterize(image, bits) if bits > 0 else new(image.mode, image.size)
+    return posterized
+
+
+def _weaken(steps: list[Any], strength: float, policy: str) -> None:
+    """RandAugment at a part of its magnitude; what is felt at magnitude 0 too also comes more seldom."""
+    if not any(isinstance(step, policies.RandAugment) for step in steps):
+        raise BastionError(
+            f"augment.progressive: the policy '{policy}' has no magnitude that could grow; take one of RandAugment, "
+            "such as rand-m9-mstd0.5-inc1, or set progressive to 0"
+        )
+    for operation in _operations(steps):
+        if operation.name in REVERSED:
+            raise BastionError(
+                f"augment.progressive: in '{policy}' {operation.name} is stronger with a smaller magnitude; add -inc1"
+            )
+        operation.magnitude *= strength
+        operation.prob *= strength if operation.name in ABRUPT else 1
 
 
 class _Fit:
@@ -82,22 +145,22 @@ class _Erase:
         return torch.where(noise.isnan(), x, (self.mean + self.std * noise).clamp(0, 1))
 
 
-def mixing(augment: Augment, num_classes: int, batch: int) -> Callable[[Batch], Batch]:
-    """MixUp and CutMix over a batch; they turn labels soft. Draws from numpy's generator: reseed it before."""
+def mixing(augment: Augment, num_classes: int, batch: int) -> Callable[[Batch, int], Batch]:
+    """MixUp and CutMix over a batch in an epoch; labels become soft. Draws from numpy's generator: reseed it before."""
     if augment.mixup == 0 and augment.cutmix == 0:
-        return lambda unchanged: unchanged
+        return lambda unchanged, _: unchanged
     if batch % 2:
         raise BastionError(f"batch: MixUp and CutMix pair the images of a batch, so its size must be even, got {batch}")
     mix = Mixup(
         mixup_alpha=augment.mixup,
         cutmix_alpha=augment.cutmix,
-        prob=augment.mix_prob,
         switch_prob=augment.switch_prob,
         label_smoothing=0.0,  # the objective smooths
         num_classes=num_classes,
     )
 
-    def apply(batch: Batch) -> Batch:
+    def apply(batch: Batch, epoch: int) -> Batch:
+        mix.mix_prob = augment.mix_prob * strength(augment, epoch)
         x, y = mix(batch.x.clone(), batch.y)
         return Batch(batch.index, x.clamp(0, 1), y)
 

@@ -84,55 +84,127 @@ class FolderSplit:
         return FolderSplit(self._listing, self._transform, self.index[where])
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Which pictures are for what."""
+
+    train: Listing
+    learnt: Tensor
+    validated: Tensor
+    test: Listing
+    tested: Tensor
+
+
 @datasets.register("imagefolder")
-def imagefolder(root: str, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None) -> DataSet:
+def imagefolder(
+    root: str,
+    size: int = 224,
+    crop_pct: float = 0.875,
+    test_folder: str | None = None,
+    training_only: bool = False,
+    copies_of: str | None = None,
+) -> DataSet:
     """Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech.
 
     `root` has a folder `train` and one of `val`, `validation` and `test`, or else just the class folders.
     In the second case 20 % of each class are for testing. `test_folder` says which of several it is.
     For measuring, the shorter side becomes `size / crop_pct` pixels and the centre is cut out.
+
+    For pictures that go as `extra` with others: `training_only` holds none of them back. `copies_of` names the root
+    of the pictures that these are changed copies of, by the same relative paths but for the suffix (DeepAugment);
+    those whose originals are held out of training are left out. Folders with exactly the same relative paths are
+    split alike without it too, but one copy too few is enough to change the split.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
     if not 0 < crop_pct <= 1:
         raise ValueError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
-    listings, rows = _layout(Path(root).expanduser(), test_folder)
-    learnt, validated = carve(listings[0].labels[rows[0]])
+    if test_folder is not None and (training_only or copies_of):
+        raise ValueError("test_folder has no use here: with training_only or copies_of nothing is tested on")
+    folder = Path(root).expanduser()
+    parts = _all_learnt(folder, copies_of) if training_only or copies_of else _split(folder, test_folder)
     transform = create_transform(
         (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
     )
+    # Of paths and sizes, not of pixels: reading all of ImageNet at each start would take many minutes.
+    content = [parts.train.files, parts.test.files, size, crop_pct]
+    if not len(parts.tested):
+        content.append(parts.learnt.tolist())  # which may follow from the originals
     return DataSet(
         name="imagefolder",
-        classes=listings[0].classes,
+        classes=parts.train.classes,
         shape=(3, size, size),
         mean=IMAGENET_DEFAULT_MEAN,
         std=IMAGENET_DEFAULT_STD,
-        train=FolderSplit(listings[0], transform, rows[0][learnt]),
-        val=FolderSplit(listings[0], transform, rows[0][validated]),
-        test=FolderSplit(listings[1], transform, rows[1]),
-        # Of paths and sizes, not of pixels: reading all of ImageNet at each start would take many minutes.
-        fingerprint=fingerprint([listings[0].files, listings[1].files, size, crop_pct]),
+        train=FolderSplit(parts.train, transform, parts.learnt),
+        val=FolderSplit(parts.train, transform, parts.validated),
+        test=FolderSplit(parts.test, transform, parts.tested),
+        fingerprint=fingerprint(content),
     )
 
 
-def _layout(root: Path, test_folder: str | None) -> tuple[tuple[Listing, Listing], tuple[Tensor, Tensor]]:
-    """The listings for training and for testing, and which of their rows."""
-    if not root.is_dir():
-        raise BastionError(f"{root}: no such folder; `root` must be a folder of class folders")
-    # A `train` without folders in it holds pictures: of trains.
-    if not (root / "train").is_dir() or not _folders(root / "train"):
+def _split(root: Path, test_folder: str | None) -> _Parts:
+    """Pictures to train on, to validate with and to test on."""
+    train, used, rest = _training_folder(root)
+    if train.folder == root:
         if test_folder is not None:
             raise BastionError(f"{root}: `test_folder` is given, but there is no folder `train` beside it")
-        listing = list_pictures(root)
-        return (listing, listing), _held_out(listing)
-    train, test = list_pictures(root / "train"), list_pictures(root / _test_name(root, test_folder))
+        test, tested = train, rest
+    else:
+        test = list_pictures(root / _test_name(root, test_folder))
+        tested = torch.arange(len(test.files))
+        _check_classes(root, train, test)
+    learnt, validated = carve(train.labels[used])
+    return _Parts(train, used[learnt], used[validated], test, tested)
+
+
+def _all_learnt(root: Path, originals: str | None) -> _Parts:
+    """Pictures to train on only, without copies of what is held out of the originals."""
+    listing = list_pictures(_training_root(root))
+    rows, nothing = torch.arange(len(listing.files)), torch.empty(0, dtype=torch.long)
+    if originals is not None:
+        original, used, _ = _training_folder(Path(originals).expanduser())
+        learnt = set(used[carve(original.labels[used])[0]].tolist())
+        known: dict[str, bool] = {}
+        for row, (path, _) in enumerate(original.files):
+            known[_stem(path)] = row in learnt and known.get(_stem(path), True)
+        strange = [path for path, _ in listing.files if _stem(path) not in known]
+        if strange:
+            raise BastionError(
+                f"{listing.folder}: {len(strange)} pictures, such as {strange[0]}, have no original in "
+                f"{original.folder}; remove them, or correct `copies_of`"
+            )
+        rows = rows[torch.tensor([known[_stem(path)] for path, _ in listing.files])]
+    return _Parts(listing, rows, nothing, listing, nothing)
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(path)[0]
+
+
+def _training_root(root: Path) -> Path:
+    """`root/train`, or `root` itself if it holds just class folders."""
+    if not root.is_dir():
+        raise BastionError(f"{root}: no such folder; it must be a folder of class folders")
+    # A `train` without folders in it holds pictures: of trains.
+    return root / "train" if (root / "train").is_dir() and _folders(root / "train") else root
+
+
+def _training_folder(root: Path) -> tuple[Listing, Tensor, Tensor]:
+    """The listing for training, those rows of it that may be used, and those that are for testing."""
+    listing = list_pictures(_training_root(root))
+    if listing.folder == root:
+        return listing, *_held_out(listing)
+    return listing, torch.arange(len(listing.files)), torch.empty(0, dtype=torch.long)
+
+
+def _check_classes(root: Path, train: Listing, test: Listing) -> None:
     if train.classes != test.classes:
         lonely = sorted({*train.classes} ^ {*test.classes})
         raise BastionError(
             f"{root}: {train.folder.name} and {test.folder.name} must have the same class folders; in one of "
             f"them only: {', '.join(lonely[:5])}{' …' if lonely[5:] else ''} ({len(lonely)} in all)"
         )
-    return (train, test), (torch.arange(len(train.files)), torch.arange(len(test.files)))
 
 
 def _test_name(root: Path, given: str | None) -> str:

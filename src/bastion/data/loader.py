@@ -4,71 +4,160 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bastion import rng
 from bastion.data.augment import Picture
+from bastion.data.pool import Pool
 from bastion.errors import BastionError
-from bastion.types import Batch, Split
+from bastion.types import Batch
 
-Key = tuple[int, int]  # epoch, position
+
+class Key(NamedTuple):
+    """All that an augmented image depends on besides the seed."""
+
+    position: int
+    turn: int  # how often all images of its source had been used up before
+    copy: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch is made of: of each source so many images, each so many times."""
+
+    counts: tuple[int, ...]
+    repeats: int
+    steps: int  # of an epoch: until the data set's own images are used up, each copy counted as one
+
+    @property
+    def batch(self) -> int:
+        return sum(self.counts) * self.repeats
+
+
+def plan(pool: Pool, batch: int, repeats: int = 1) -> Plan:
+    """Shares of a batch are rounded to whole images; the data set's own fill the rest."""
+    if batch % repeats:
+        raise BastionError(
+            f"batch: {batch} images cannot be {repeats} copies each (augment.repeats); make it a multiple of {repeats}"
+        )
+    different = batch // repeats
+    counts = [round(share * different) for share in pool.shares]
+    own = different - sum(counts)
+    if own < 1 or 0 in counts:
+        raise BastionError(
+            f"extra.share: of {different} different images in a batch {own} would be the data set's own and {counts} "
+            "extra ones; each must be at least 1: change a share, or make the batch larger"
+        )
+    length = len(pool.sources[0])
+    if length < own * repeats:
+        raise BastionError(f"batch: {own * repeats} is more than the {length} training images; make it smaller")
+    return Plan((own, *counts), repeats, length // (own * repeats))
 
 
 class _Augmented(Dataset[Batch]):
-    def __init__(self, split: Split, transform: Picture, seed: int) -> None:
-        self.split, self.transform, self.seed = split, transform, seed
+    def __init__(self, pool: Pool, transform: Picture, seed: int) -> None:
+        self.pool, self.transform, self.seed = pool, transform, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        positions = torch.tensor([position for _, position in keys])
-        index = self.split.index[positions]
+        positions = torch.tensor([key.position for key in keys])
+        index = self.pool.index[positions]
         pictures = []
         with rng.preserved():
-            for (epoch, position), number in zip(keys, index.tolist(), strict=True):
-                rng.reseed("augment", self.seed, epoch, number)
-                pictures.append(self.transform(self.split.image(position)))
-        return Batch(index, torch.stack(pictures), self.split.labels[positions])
+            for key, number in zip(keys, index.tolist(), strict=True):
+                rng.reseed("augment", self.seed, key.turn, number, *([key.copy] if key.copy else []))
+                pictures.append(self.transform(self.pool.image(key.position), key.epoch))
+        return Batch(index, torch.stack(pictures), self.pool.labels[positions])
+
+
+class _Deck:
+    """The positions of a source in a random order, and in a new one each time they are used up."""
+
+    def __init__(self, positions: range, seed: int, name: str) -> None:
+        self.positions, self.seed, self.name = positions, seed, name
+        self.order, self.turn = torch.empty(0), -1
+
+    def deal(self, start: int, count: int) -> Iterator[tuple[int, int]]:
+        """Position and turn of the cards from number `start` on."""
+        while count:
+            turn, top = divmod(start, len(self.positions))
+            if turn != self.turn:
+                self.order, self.turn = rng.permutation(self.seed, f"{self.name} {turn}", len(self.positions)), turn
+            cards = self.order[top : top + count].tolist()
+            yield from ((self.positions[card], turn) for card in cards)
+            start, count = start + len(cards), count - len(cards)
 
 
 class _Order:
-    """Lists of keys for steps `start` … `stop`: each epoch a new permutation, its ragged end dropped."""
+    """Lists of keys for steps `start` … `stop`: each epoch a new permutation, its ragged end dropped.
 
-    def __init__(self, length: int, batch: int, seed: int, start: int, stop: int) -> None:
-        self.length, self.batch, self.seed, self.start, self.stop = length, batch, seed, start, stop
+    Of each batch a process gets its share.
+    """
+
+    def __init__(self, pool: Pool, plan: Plan, seed: int, start: int, stop: int, rank: int, ranks: int) -> None:
+        self.sources, self.plan, self.seed, self.start, self.stop = pool.sources, plan, seed, start, stop
+        self.share = _share(plan.batch, rank, ranks)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[list[Key]]:
-        per_epoch = self.length // self.batch
-        order, drawn = torch.empty(0), -1
+        own, *extra = (
+            _Deck(positions, self.seed, f"extra {number}, turn" if number else "epoch")
+            for number, positions in enumerate(self.sources)
+        )
+        count, *counts = self.plan.counts
         for step in range(self.start, self.stop):
-            epoch, within = divmod(step, per_epoch)
-            if epoch != drawn:
-                order, drawn = rng.permutation(self.seed, f"epoch {epoch}", self.length), epoch
-            yield [(epoch, int(p)) for p in order[within * self.batch : (within + 1) * self.batch]]
+            epoch, within = divmod(step, self.plan.steps)
+            cards = [*own.deal(epoch * len(own.positions) + within * count, count)]
+            for deck, each in zip(extra, counts, strict=True):
+                cards += deck.deal(step * each, each)
+            whole = [Key(*card, copy, epoch) for copy in range(self.plan.repeats) for card in cards]
+            if len(whole) > count:  # or MixUp would pair, and processes share, copies and sources always alike
+                whole = [whole[place] for place in rng.permutation(self.seed, f"places {step}", len(whole)).tolist()]
+            yield [whole[place] for place in self.share]
+
+
+def _share(batch: int, rank: int, ranks: int) -> list[int]:
+    """Places of a batch that are this process's. MixUp pairs the first image with the last, the second with the last
+    but one, and so on: pairs stay together, so that the batch is mixed alike by any number of processes."""
+    if batch % (2 * ranks):
+        return list(range(batch))[rank * batch // ranks : (rank + 1) * batch // ranks]
+    half = batch // 2 // ranks
+    front = range(rank * half, (rank + 1) * half)
+    return [*front, *(batch - 1 - place for place in reversed(front))]
 
 
 def training_batches(
-    split: Split, transform: Picture, *, batch: int, seed: int, start: int, stop: int, workers: int = 0
+    pool: Pool,
+    transform: Picture,
+    *,
+    batch: int,
+    seed: int,
+    start: int,
+    stop: int,
+    repeats: int = 1,
+    workers: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> DataLoader[Batch]:
-    """The batches of steps `start` … `stop` of a run."""
+    """The batches of steps `start` … `stop` of a run; of each its share, if there is more than one process.
+
+    With `repeats` (Hoffer et al. 2020) a batch holds that many differently augmented copies of fewer images, and an
+    epoch of as many steps shows that part of them.
+    """
     return DataLoader(
-        _Augmented(split, transform, seed),
-        batch_sampler=_Order(len(split), batch, seed, start, stop),
+        _Augmented(pool, transform, seed),
+        batch_sampler=_Order(pool, plan(pool, batch, repeats), seed, start, stop, rank, ranks),
         collate_fn=_as_is,
         num_workers=workers,
         worker_init_fn=_ignore_signals,
         pin_memory=torch.cuda.is_available(),
     )
-
-
-def steps_per_epoch(split: Split, batch: int) -> int:
-    if len(split) < batch:
-        raise BastionError(f"batch: {batch} is more than the {len(split)} training images; make it smaller")
-    return len(split) // batch
 
 
 def _ignore_signals(_: int) -> None:

@@ -20,6 +20,11 @@ def carve(labels: Tensor) -> tuple[Tensor, Tensor]:
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in sorted(set(labels.tolist())):
         members = (labels == label).nonzero().flatten()
-        count = min(-(-len(members) * _PERCENT // 100), _MOST, len(members) - 1)
-        chosen[members[rng.permutation(0, f"validation/{label}", len(members))[:count]]] = True
+        order = rng.permutation(0, f"validation/{label}", len(members))
+        chosen[members[order[: held_out(len(members))]]] = True
     return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
+
+
+def held_out(members: int) -> int:
+    """How many of a class's images are for validation."""
+    return min(-(-members * _PERCENT // 100), _MOST, members - 1)

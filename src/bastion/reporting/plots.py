@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import matplotlib
@@ -54,6 +54,10 @@ _BACKING = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1}  # keeps grid li
 _ROW, _GAP, _HEAD, _FOOT = 22, 34, 16, 40  # of the accuracy chart, in pixels
 
 
+# What a curve shows: training batches as they come, some training images after an epoch, or held-out ones.
+Form = Literal["batches", "seen", "held out"]
+
+
 @dataclass(frozen=True)
 class Curve:
     """One quantity of one run over its training."""
@@ -61,7 +65,7 @@ class Curve:
     mark: int
     epochs: Column
     values: Column
-    steps: bool  # a line through training batches, or points of validation
+    form: Form
 
 
 def marker(mark: int) -> str:
@@ -107,8 +111,8 @@ def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> N
 def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
     """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
     loss = curves(subjects, "loss", None, 1)
-    clean = curves(subjects, "clean_accuracy", "val_clean", 100)
-    robust = curves(subjects, "robust_accuracy", "val_robust", 100)
+    clean = curves(subjects, "clean_accuracy", "clean", 100)
+    robust = curves(subjects, "robust_accuracy", "robust", 100)
     top = min(100.0, 1.1 * max([10.0, *(curve.values.max() for curve in clean + robust)]))
     panels = (
         (loss, "training loss", None, "training-loss"),
@@ -122,10 +126,12 @@ def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | Non
     with _figure(360, 260) as figure:
         axes = _axes(figure, left=30, right=8, top=30, bottom=42)
         for curve in drawn:
-            line: dict[str, Any] = {"linewidth": 1.6, "alpha": 0.75}
-            points = {"linestyle": "", "marker": marker(curve.mark), "markersize": 7, "markeredgecolor": _PAPER}
-            form = line if curve.steps else points
-            axes.plot(curve.epochs, curve.values, color=colour(curve.mark), clip_on=False, **form)
+            looks: dict[Form, dict[str, Any]] = {
+                "batches": {"linewidth": 1.6, "alpha": 0.75},
+                "seen": {"linewidth": 1.6, "linestyle": (0, (4, 2))},
+                "held out": {"linestyle": "", "marker": marker(curve.mark), "markersize": 7, "markeredgecolor": _PAPER},
+            }
+            axes.plot(curve.epochs, curve.values, color=colour(curve.mark), clip_on=False, **looks[curve.form])
         axes.set_xlabel("epoch")
         axes.set_ylabel(label, rotation=0, ha="left", color=_INK, fontsize=13)
         axes.yaxis.set_label_coords(-0.08, 1.06)
@@ -137,12 +143,14 @@ def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | Non
         return _inline(figure, key, f"{label} over the epochs of training")
 
 
-def curves(subjects: Sequence[Subject], step_key: str, epoch_key: str | None, unit: float) -> list[Curve]:
+def curves(subjects: Sequence[Subject], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:
     """Lines before points, so that points are drawn on top."""
-    sources = [("step", step_key)] + ([("epoch", epoch_key)] if epoch_key else [])
+    sources: list[tuple[str, str, Form]] = [("step", step_key, "batches")]
+    if accuracy:
+        sources += [("epoch", f"train_{accuracy}", "seen"), ("epoch", f"val_{accuracy}", "held out")]
     found = [
-        Curve(subject.mark, *averaged(*_series(subject, kind, key, unit)), steps=kind == "step")
-        for kind, key in sources
+        Curve(subject.mark, *averaged(*_series(subject, kind, key, unit)), form)
+        for kind, key, form in sources
         for subject in subjects
     ]
     return [curve for curve in found if len(curve.values)]

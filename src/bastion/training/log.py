@@ -13,11 +13,13 @@ from bastion.run import Run
 
 
 class Log:
-    def __init__(self, run: Run, step: int) -> None:
+    """`silent`: of several processes one keeps the log."""
+
+    def __init__(self, run: Run, step: int, *, silent: bool = False) -> None:
         self.run = run
         self.images = 0  # since the last record
         self.since = time.monotonic()
-        self.board = SummaryWriter(str(run.tensorboard), purge_step=step or None)
+        self.board = None if silent else SummaryWriter(str(run.tensorboard), purge_step=step or None)
 
     def __enter__(self) -> Log:
         return self
@@ -25,14 +27,15 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.board.close()
+        if self.board:
+            self.board.close()
 
-    def write_step(self, record: dict[str, Any]) -> str:
-        """Store one step's numbers; returns them as a few words."""
+    def write_step(self, record: dict[str, Any], waited: float) -> str:
+        """Store one step's numbers; returns them as a few words. `stall`: the share of time spent waiting for data."""
         seconds = time.monotonic() - self.since
-        record = {"kind": "step", **record, "images_per_s": self.images / seconds, "seconds": seconds}
-        self.run.log(record)
-        self._to_board("train", record)
+        speed = {"images_per_s": self.images / seconds, "seconds": seconds, "stall": waited / seconds}
+        record = {"kind": "step", **record, **speed}
+        self._store("train", record)
         self.images, self.since = 0, time.monotonic()
         words = [f"loss {record['loss']:.3f}", f"clean {100 * record['clean_accuracy']:.0f} %"]
         if "robust_accuracy" in record:
@@ -41,17 +44,21 @@ class Log:
 
     def write_epoch(self, record: dict[str, Any], epochs: int) -> None:
         """Store an epoch's numbers, and say them in a line."""
-        self.run.log({"kind": "epoch", **record})
-        self._to_board("validation", record)
+        self.since = time.monotonic()
+        if not self.board:
+            return
+        self._store("validation", {"kind": "epoch", **record})
         self.board.flush()
         words = [f"{self.run.name}  epoch {record['epoch']}/{epochs}"]
         for name in ("clean", "robust"):
             if f"val_{name}" in record:
                 words.append(f"{name} {100 * record[f'val_{name}']:.1f} %")
         console.print("  ".join(words), markup=False)
-        self.since = time.monotonic()
 
-    def _to_board(self, group: str, record: dict[str, Any]) -> None:
+    def _store(self, group: str, record: dict[str, Any]) -> None:
+        if not self.board:
+            return
+        self.run.log(record)
         for name, value in record.items():
             if isinstance(value, float):
                 self.board.add_scalar(f"{group}/{name}", value, record["step"])

@@ -1,4 +1,4 @@
-"""Optimizer and learning rate, by timm."""
+"""The optimizer, by timm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import bastion._torchvision  # noqa: F401  (before timm)
 
 # isort: split
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
-from timm.scheduler import CosineLRScheduler
 from torch.optim import Optimizer
 
 from bastion import recipe
@@ -23,25 +22,10 @@ def make_optimizer(model: Classifier, objective: Objective, settings: recipe.Opt
     )
     if own := list(objective.parameters()):
         groups.append({"params": own, "weight_decay": settings.weight_decay})
-    plain = settings.name == "sgd" and settings.momentum == 0  # Nesterov needs a momentum
-    name = "momentum" if plain else settings.name  # timm's word for SGD without Nesterov
+    heavy = settings.name == "sgd" and not (settings.nesterov and settings.momentum)
+    name = "momentum" if heavy else settings.name  # timm's word for SGD without Nesterov
     special = {"betas": settings.betas} if settings.name == "adamw" else {"momentum": settings.momentum}
     optimizer: Optimizer = create_optimizer_v2(
         groups, opt=name, lr=settings.lr, weight_decay=settings.weight_decay, **special
     )
     return optimizer
-
-
-def make_schedule(optimizer: Optimizer, settings: recipe.Schedule, steps_per_epoch: int) -> CosineLRScheduler:
-    """A pure function of the step: `schedule.step_update(step)` sets the rate, and nothing needs to be stored."""
-    total = settings.epochs * steps_per_epoch
-    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)  # rounding alone may fill the whole
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=total - warmup,
-        lr_min=settings.min_lr,
-        warmup_t=warmup,
-        warmup_lr_init=settings.warmup_lr,
-        warmup_prefix=True,
-        t_in_epochs=False,
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,44 @@ import bastion._torchvision  # noqa: F401  (before timm)
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import DTensor
 
 from bastion import rng
-from bastion.attacks import Threat, attacks
-from bastion.attacks.judge import judge
+from bastion.attacks import attacks
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
-from bastion.data.loader import steps_per_epoch, training_batches
+from bastion.data.loader import plan, training_batches
+from bastion.data.pool import Pool, build_extra
 from bastion.errors import BastionError, Interrupted
 from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
+from bastion.models.adapt import transfer
 from bastion.models.classifier import in_mode
-from bastion.models.load import best_device
-from bastion.progress import bar, console
+from bastion.models.load import best_device, load, locate
+from bastion.progress import Advance, bar, console
 from bastion.recipe import Recipe, Stats, differences, load_recipe
-from bastion.registry import bind
 from bastion.run import Run, create_run
 from bastion.signals import StopRequest, stoppable
+from bastion.training.batchnorm import share_batchnorms
 from bastion.training.log import Log
 from bastion.training.objectives import objectives
-from bastion.training.optim import make_optimizer, make_schedule
+from bastion.training.optim import make_optimizer
+from bastion.training.perturb import perturbed, quiet_norms
+from bastion.training.schedules import set_rate
 from bastion.training.state import load_state, save_state
+from bastion.training.step import Step, joined, mean
+from bastion.training.validation import accuracies, validation_threat
+from bastion.training.world import World, joined_world, restarted
 from bastion.types import Batch, DataSet, Example, Losses, Objective, Split
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def train(
@@ -56,132 +71,197 @@ def train(
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
     run = Run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}")
-    trainer = Trainer(chosen, run)
-    create_run(run.folder, chosen.seed, chosen)  # not before everything could be built
-    with run.locked(), stoppable() as stop:
-        if any(run.checkpoints.glob("*.safetensors")) and not resume:
-            raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
-        trainer.restore()
-        trainer.fit(stop)
+    with joined_world(best_device()) as world:
+        trainer = Trainer(chosen, run, world)
+        if world.main:
+            create_run(run.folder, chosen.seed, chosen)  # not before everything could be built
+        world.wait()
+        with run.locked() if world.main else nullcontext(), stoppable() as stop:
+            if any(run.checkpoints.glob("*.safetensors")) and not (resume or restarted()):
+                raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+            trainer.restore()
+            trainer.fit(stop)
     return run
 
 
 def build_objective(recipe: Recipe) -> Objective:
     """The objective. All else that the recipe names is checked too, before anything is loaded or written."""
     datasets.check(recipe.data.plain(), "data")
+    for number, extra in enumerate(recipe.extra):
+        datasets.check(extra.data.plain(), f"extra.{number}.data")
     model_families.check(recipe.model.plain(), "model")
     objective = objectives.build(recipe.objective.plain(), "objective")
     if recipe.validate_.attack is not None:
         attacks.build(recipe.validate_.attack.plain(), "validate.attack")
-        _validation_threat(recipe, objective)
+        validation_threat(recipe, objective)
     return objective
 
 
 class Trainer:
     """Everything that a run is made of, and the loop over it."""
 
-    def __init__(self, recipe: Recipe, run: Run) -> None:
-        self.recipe, self.run = recipe, run
-        self.device = best_device()
+    def __init__(self, recipe: Recipe, run: Run, world: World) -> None:
+        self.recipe, self.run, self.world = recipe, run, world
+        self.device = world.device
+        if recipe.init and not any(run.checkpoints.glob("*.safetensors")):
+            locate(recipe.init.from_)
         self.objective = build_objective(recipe).to(self.device)
         self.data: DataSet = datasets.build(recipe.data.plain(), "data")
+        self.extra = build_extra(recipe.extra, self.data)
         self.split = _limited(self.data.train, recipe.train_limit)
+        self.pool = Pool(self.split, [(e.train, each.share) for e, each in zip(self.extra, recipe.extra, strict=True)])
+        self.seen = self.split.subset(range(min(recipe.validate_.train, len(self.split))))
         self.model = build_model(recipe, self.data).to(self.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.sync_batchnorm and world.size > 1:
+            share_batchnorms(self.model)
+        self.sharded = recipe.parallel == "fsdp" and world.size > 1
+        if self.sharded:
+            self.refuse_what_cannot_be_sharded()
+            world.shard(self.model)
         self.optimizer = make_optimizer(self.model, self.objective, recipe.optimizer)
-        self.steps_per_epoch = steps_per_epoch(self.split, recipe.batch)
+        step = Step(self.model, self.objective, recipe.optimizer.l1)
+        self.stepper = step if self.sharded else world.wrap(step)
+        self.steps_per_epoch = plan(self.pool, recipe.batch, recipe.augment.repeats).steps
         self.total_steps = recipe.schedule.epochs * self.steps_per_epoch
-        self.schedule = make_schedule(self.optimizer, recipe.schedule, self.steps_per_epoch)
+        self.peak = recipe.optimizer.peak(recipe.batch)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
         self.transform = TrainingTransform(recipe.augment, self.data)
-        self.mix = mixing(recipe.augment, len(self.data.classes), recipe.batch)
+        share = world.share(recipe.batch, "processes")
+        self.mix = mixing(recipe.augment, len(self.data.classes), share)
+        self.waited = 0.0  # seconds without a batch to work on, since they were last logged
         self.step = 0  # how many steps are done
         self.best = -1.0  # the validation score of the model that is kept
 
+    def refuse_what_cannot_be_sharded(self) -> None:
+        own = any(True for _ in self.objective.parameters())
+        asked = {"ema": self.recipe.ema, "optimizer.perturb": self.recipe.optimizer.perturb}
+        asked |= {"optimizer.l1": self.recipe.optimizer.l1, "an objective with parameters of its own": own}
+        if wrong := [name for name, value in asked.items() if value]:
+            raise BastionError(f"parallel: fsdp does not go with {' and '.join(wrong)}; leave it out, or use ddp")
+
     def fit(self, stop: StopRequest) -> None:
         """Every step from here to the end of the recipe."""
-        log = Log(self.run, self.step)
         saved = time.monotonic()
-        with log, bar(f"training {self.run.name}", self.total_steps, self.step) as advance:
+        with Log(self.run, self.step, silent=not self.world.main) as log, self.bar() as advance:
             for batch in self.batches():
                 example, losses, norm = self.learn(batch)
                 self.step += 1
                 epoch_ends = self.step % self.steps_per_epoch == 0
-                log.images += len(batch.x)
+                log.images += self.recipe.batch
                 if self.step % self.recipe.log_every == 0 or epoch_ends:
-                    advance(0, note=log.write_step(self.summary(example, losses, norm)))
+                    advance(0, note=log.write_step(self.summary(example, losses, norm), self.waited))
+                    self.waited = 0.0
                 if epoch_ends:
                     self.end_epoch(log)
-                if epoch_ends or stop or time.monotonic() - saved > 60 * self.recipe.checkpoint.minutes:
+                due = time.monotonic() - saved > 60 * self.recipe.checkpoint.minutes
+                stopped = self.world.any(bool(stop))
+                if epoch_ends or stopped or due:
                     self.save()
                     saved = time.monotonic()
-                if stop:
+                if stopped:
                     raise self.interrupted(stop)
                 advance()
             if not (self.run.model / checkpoint.CARD).is_file():  # lost after the last step
                 self.end_epoch(log)
 
+    def bar(self) -> AbstractContextManager[Advance]:
+        title = f"training {self.run.name}"
+        return bar(title, self.total_steps, self.step) if self.world.main else nullcontext(lambda *_, **__: None)
+
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step on, mixed if the recipe says so."""
         loader = training_batches(
-            self.split,
+            self.pool,
             self.transform,
             batch=self.recipe.batch,
+            repeats=self.recipe.augment.repeats,
             seed=self.recipe.seed,
             start=self.step,
             stop=self.total_steps,
             workers=self.recipe.workers,
+            rank=self.world.rank,
+            ranks=self.world.size,
         )
-        for batch in _told_plainly(loader):
+        for batch in self.awaited(_told_plainly(loader)):
             batch = batch.to(self.device).check(len(self.data.classes), f"training step {self.step}")
             with self.random("mix"):
-                batch = self.mix(batch)
+                batch = self.mix(batch, self.step // self.steps_per_epoch)
             yield batch
+
+    def awaited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Count the seconds that the next batch keeps us waiting."""
+        asked = time.monotonic()
+        for batch in batches:
+            self.waited += time.monotonic() - asked
+            yield batch
+            asked = time.monotonic()
 
     def learn(self, batch: Batch) -> tuple[Example, Losses, Tensor]:
         """One step: find the example, go down its loss."""
         self.model.train()
-        self.schedule.step_update(self.step)
-        with self.random("learn"), self.precision():
-            example = self.objective.prepare(
-                self.model,
-                batch,
-                progress=self.step / self.steps_per_epoch,
-                seed=rng.key(self.recipe.seed, self.step),
-            )
-            losses = self.objective.loss(self.model, example)
-        self.optimizer.zero_grad(set_to_none=True)
-        losses.total.backward()  # type: ignore[no-untyped-call]
-        limit = self.recipe.optimizer.clip_grad
-        learnt = [*self.model.parameters(), *self.objective.parameters()]
-        norm = nn.utils.clip_grad_norm_(learnt, limit or torch.inf)
+        set_rate(self.optimizer, self.recipe.schedule, self.peak, self.step, self.steps_per_epoch)
+        learnt = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        worse = self.recipe.optimizer.perturb
+        # MixUp mixes the batch of all processes alike; dropout is each one's own.
+        with self.random("learn" if self.world.main else f"learn {self.world.rank}"):
+            examples = [self.prepare(part) for part in self.parts(batch)]
+            losses = self.gradients(examples)
+            if worse and self.step >= worse.after * self.steps_per_epoch:
+                with perturbed(learnt, worse), quiet_norms(self.model):
+                    losses = losses._replace(terms={**losses.terms, "nearby": self.gradients(examples).total})
+        norm = nn.utils.clip_grad_norm_(learnt, self.recipe.optimizer.clip_grad or torch.inf)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not (losses.total.isfinite() and norm.isfinite()):
             raise self.diverged(losses.total.item(), norm.item())
         self.optimizer.step()
+        self.world.agree_on_buffers(self.model)
         if self.ema:
             self.ema.update(self.model, self.step + 1)  # the first update copies: random weights are no part of it
-        return example, losses, norm
+        return joined(examples), losses, norm
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """What goes through the model at once."""
+        chunks = (part.chunk(self.recipe.accumulate) for part in batch)
+        return [Batch(*part) for part in zip(*chunks, strict=True)]
+
+    def prepare(self, batch: Batch) -> Example:
+        progress, seed = self.step / self.steps_per_epoch, rng.key(self.recipe.seed, self.step)
+        with self.precision():
+            return self.objective.prepare(self.model, batch, progress=progress, seed=seed)
+
+    def gradients(self, examples: list[Example]) -> Losses:
+        """Leave the gradient of the mean loss in the parameters."""
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = []
+        for number, example in enumerate(examples, 1):
+            with self.world.together(self.stepper, number == len(examples)):
+                with self.precision():
+                    losses: Losses = self.stepper(example)
+                (losses.total / len(examples)).backward()  # type: ignore[no-untyped-call]
+            parts.append(losses)
+        return mean(parts)
 
     def summary(self, example: Example, losses: Losses, norm: Tensor) -> dict[str, Any]:
-        """Numbers of the last step for the log; clean accuracy takes a forward pass of its own if need be."""
-        accuracy = _accuracy(losses.logits, example.clean.y)
-        record = {
+        """Numbers of the last step for the log; clean accuracy, if need be, from a pass of a quarter of the batch."""
+        accuracy, y = _accuracy(losses.logits, example.clean.y), example.clean.y
+        record = {"loss": losses.total.item(), "clean_accuracy": accuracy}
+        record |= {name: term.item() for name, term in losses.terms.items()}
+        if example.x is not example.clean.x:
+            clean = losses.clean
+            if clean is None:
+                with torch.no_grad(), in_mode(self.model, training=False), self.precision():
+                    clean = self.model(example.clean.x[: -(-len(y) // 4)])
+            record |= {"clean_accuracy": _accuracy(clean, y[: len(clean)]), "robust_accuracy": accuracy}
+        return {
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
-            "loss": losses.total.item(),
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": norm.item(),
-            "clean_accuracy": accuracy,
             **example.notes,
-            **{name: term.item() for name, term in losses.terms.items()},
+            **self.world.means(record),
         }
-        if example.x is not example.clean.x:
-            self.model.eval()
-            with torch.no_grad(), self.precision():
-                record["clean_accuracy"] = _accuracy(self.model(example.clean.x), example.clean.y)
-            record["robust_accuracy"] = accuracy
-        return record
 
     def end_epoch(self, log: Log) -> None:
         """Look at the held-out images, and keep the model if it is the one to keep."""
@@ -189,38 +269,56 @@ class Trainer:
         epoch = self.step // self.steps_per_epoch
         last = self.step == self.total_steps
         record: dict[str, Any] = {"step": self.step, "epoch": epoch}
-        if epoch % settings.every == 0 or last:
-            record |= self.validate()
-            score = record.get("val_robust", record.get("val_clean", 0.0))
-            if settings.choose == "last" or score > self.best:
-                self.best = score
-                checkpoint.save(
-                    self.kept(),
-                    self.run.model,
-                    {"run": self.run.name, "recipe": self.recipe.hash(), **record},
-                )
-        log.write_epoch(record, self.recipe.schedule.epochs)
+        looked = epoch % settings.every == 0 or last
+        if looked and settings.when == "end":
+            self.keep(self.kept(), self.run.epochs / f"{epoch:05d}", record)
+        elif looked:
+            record |= self.validate(self.kept())
+            self.consider(self.kept(), record)
+        if settings.when == "epochs":
+            log.write_epoch(record, self.recipe.schedule.epochs)
+        elif last:
+            self.look_back(log)
 
-    def validate(self) -> dict[str, Any]:
-        """Clean and, if the recipe names an attack, robust accuracy on the validation split."""
-        settings, model = self.recipe.validate_, self.kept()
-        split = _limited(self.data.val, settings.limit)
-        if not len(split):  # data with a handful of images a class have none to spare
-            return {"val_n": 0}
+    def look_back(self, log: Log) -> None:
+        """Look at the models of all epochs that were kept, after training."""
+        self.world.wait()
+        self.best = -1.0
+        for folder in sorted(self.run.epochs.iterdir()):
+            model = checkpoint.load(folder).to(self.device)
+            known = checkpoint.read_card(folder).about
+            record = {"step": known["step"], "epoch": known["epoch"], **self.validate(model)}
+            self.consider(model, record)
+            log.write_epoch(record, self.recipe.schedule.epochs)
+
+    def consider(self, model: Classifier, record: dict[str, Any]) -> None:
+        """Make it the run's model if it is better than those before, or if the last one counts."""
+        score = record.get("val_robust", record.get("val_clean", 0.0))
+        if self.recipe.validate_.choose == "last" or score > self.best:
+            self.best = score
+            self.keep(model, self.run.model, record)
+
+    def keep(self, model: Classifier, folder: Path, record: dict[str, Any]) -> None:
+        if self.sharded and model is self.model:
+            model = self.whole()
+        if self.world.main:
+            checkpoint.save(model, folder, {"run": self.run.name, "recipe": self.recipe.hash(), **record})
+
+    def validate(self, model: Classifier) -> dict[str, Any]:
+        """Clean and, if the recipe names an attack, robust accuracy: on the validation split, and on some training
+        images as they are, if the recipe wants to see the difference."""
+        settings = self.recipe.validate_
         attack = attacks.build(settings.attack.plain(), "validate.attack") if settings.attack else None
-        threat = _validation_threat(self.recipe, self.objective) if attack else None
-        clean, robust = 0, 0
-        with in_mode(model, training=False):
-            for start in range(0, len(split), 256):
-                batch = split.batch(range(start, min(start + 256, len(split)))).to(self.device)
-                if attack and threat:
-                    verdict = judge(model, batch, attack, threat, seed=self.recipe.seed)
-                    clean += int(verdict.clean.sum())
-                    robust += int((verdict.clean & ~verdict.fooled).sum())
-                else:
-                    clean += int((~_wrong(model, batch)).sum())
-        record = {"val_n": len(split), "val_clean": clean / len(split)}
-        return {**record, "val_robust": robust / len(split)} if attack else record
+        threat = validation_threat(self.recipe, self.objective) if attack else None
+        # The parts of a sharded model are asked together, so each process looks at everything.
+        lookers = World(device=self.device) if self.sharded else self.world
+        record: dict[str, Any] = {}
+        for name, split in (("val", _limited(self.data.val, settings.limit)), ("train", self.seen)):
+            record |= {f"{name}_n": len(split)} if name == "val" or len(split) else {}
+            if len(split):  # data with a handful of images a class have none to spare for validation
+                found = accuracies(model, split, attack, threat, self.recipe.seed, lookers)
+                record |= {f"{name}_{what}": value for what, value in found.items()}
+        return record
 
     def kept(self) -> Classifier:
         """The model that is measured and saved: the average of the weights if there is one."""
@@ -231,50 +329,96 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of everything that is not a function of recipe and step; older ones are removed."""
+        model, optimizer = self.states()
+        if not self.world.main:
+            return
         state = {
             "of": self.belonging(),
             "step": self.step,
             "best": self.best,
-            "model": self.model.state_dict(),
+            "model": model,
             "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "ema": self.ema.module.state_dict() if self.ema else None,
         }
         save_state(self.run.checkpoints / f"step-{self.step:09d}.safetensors", state)
         for old in sorted(self.run.checkpoints.glob("step-*.safetensors"))[: -self.recipe.checkpoint.keep]:
             old.unlink(missing_ok=True)
 
+    def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of model and optimizer; gathered at the main process where every process has a part."""
+        if not self.sharded:
+            return self.model.state_dict(), self.optimizer.state_dict()
+        return get_state_dict(self.model, self.optimizer, options=WHOLE)
+
+    def whole(self) -> Classifier:
+        """A sharded model in one piece, at the main process."""
+        model = build_model(self.recipe, self.data)
+        state = get_model_state_dict(self.model, options=WHOLE)
+        if self.world.main:
+            model.load_state_dict(state)
+        return model
+
     def belonging(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be gone on from."""
-        return {"recipe": self.recipe.hash(), "data": self.data.fingerprint, "steps_per_epoch": self.steps_per_epoch}
+        data = "+".join(each.fingerprint for each in (self.data, *self.extra))
+        return {"recipe": self.recipe.hash(), "data": data, "steps_per_epoch": self.steps_per_epoch}
 
     def restore(self) -> None:
         """Go back to the newest checkpoint that is whole, if there is one."""
+        path = self.world.first_says(self.newest() if self.world.main else None)
+        if path is None:
+            if self.world.main:
+                self.run.rewind_log(0)
+            self.initialise()
+            return
+        state = load_state(path)
+        if state["of"] != self.belonging():
+            changed = "; ".join(differences(state["of"], self.belonging()))
+            raise BastionError(f"{path}: is of other data or another recipe ({changed}); use another --run")
+        self.objective.load_state_dict(state["objective"])
+        if self.sharded:
+            states = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+            set_state_dict(self.model, self.optimizer, **states, options=WHOLE)
+        else:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema:
+            self.ema.module.load_state_dict(state["ema"])
+        self.step, self.best = state["step"], state["best"]
+        if self.world.main:
+            self.run.rewind_log(self.step)
+            self.run.log({"kind": "event", "step": self.step, "message": f"resumed at step {self.step}"})
+
+    def initialise(self) -> None:
+        """Begin with the weights that the recipe names; the log says which tensors were and were not taken."""
+        init = self.recipe.init
+        if init is None:
+            return
+        source = load(init.from_)
+        done = transfer(source.to(self.device), self.model, init.new)
+        if self.ema:
+            self.ema.set(self.model)
+        if self.world.main:
+            message = f"weights of {init.from_} ({checkpoint.digest(source)[:16]}): {done}"
+            self.run.log({"kind": "event", "step": 0, "message": message, "init": done.as_dict()})
+            console.print(message, markup=False)
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole. Damaged ones are put aside, or they would be taken for the newest."""
         paths = sorted(self.run.checkpoints.glob("step-*.safetensors"), reverse=True)
         for path in paths:
             try:
-                state = load_state(path)
+                load_state(path)
+                return path
             except BastionError as error:
                 console.print(f"{error}; trying the one before it", markup=False, style="yellow")
                 message = f"{path.name} is damaged; the one before it is used"
                 self.run.log({"kind": "event", "step": 0, "message": message})
-                path.rename(path.with_suffix(".damaged"))  # or it would be taken for the newest
-                continue
-            if state["of"] != self.belonging():
-                changed = "; ".join(differences(state["of"], self.belonging()))
-                raise BastionError(f"{path}: is of other data or another recipe ({changed}); use another --run")
-            self.model.load_state_dict(state["model"])
-            self.objective.load_state_dict(state["objective"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.ema:
-                self.ema.module.load_state_dict(state["ema"])
-            self.step, self.best = state["step"], state["best"]
-            self.run.rewind_log(self.step)
-            self.run.log({"kind": "event", "step": self.step, "message": f"resumed at step {self.step}"})
-            return
+                path.rename(path.with_suffix(".damaged"))
         if paths:
             raise BastionError(f"{self.run.checkpoints}: no checkpoint is whole; restore one, or use another --run")
-        self.run.rewind_log(0)
+        return None
 
     @contextmanager
     def random(self, purpose: str) -> Iterator[None]:
@@ -319,23 +463,8 @@ def build_model(recipe: Recipe, data: DataSet) -> Classifier:
     return model
 
 
-def _validation_threat(recipe: Recipe, objective: Objective) -> Threat:
-    """The recipe's own, or the one that is trained against."""
-    if recipe.validate_.threat is not None:
-        return Threat(**bind(Threat, recipe.validate_.threat, "validate.threat"))
-    threat = getattr(objective, "threat", None)
-    if not isinstance(threat, Threat):
-        raise BastionError("validate.threat: missing; the objective has none of its own, so the attack needs one here")
-    return threat
-
-
 def _limited(split: Split, limit: int | None) -> Split:
     return split if limit is None or limit >= len(split) else split.subset(range(limit))
-
-
-def _wrong(model: nn.Module, batch: Batch) -> Tensor:
-    with torch.no_grad():
-        return misclassified(model(batch.x), batch.y)
 
 
 def _told_plainly(loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ from PIL import Image
 from bastion.data import datasets
 from bastion.data.imagefolder import list_pictures
 from bastion.errors import BastionError
-from bastion.types import DataSet
+from bastion.types import DataSet, Split
 
 CLASSES = ("cat", "dog", "train")
 
@@ -187,3 +187,96 @@ def test_bad_parameters_are_explained(tmp_path: Path) -> None:
         build(tmp_path, size=0)
     with pytest.raises(BastionError, match=r"crop_pct must be above 0 and at most 1, got 1\.5"):
         build(tmp_path, crop_pct=1.5)
+
+
+def _pixels(split: Split) -> set[tuple[int, int]]:
+    """Class and number of each picture, which its colours tell."""
+    return {split.image(position).getpixel((0, 0))[:2] for position in range(len(split))}
+
+
+class TestExtraPictures:
+    """Folders that are trained on beside another one."""
+
+    @pytest.mark.parametrize("layout", ["class folders", "train and val"])
+    def test_the_same_paths_are_split_alike(self, tmp_path: Path, layout: str) -> None:
+        for name in ("originals", "copies"):
+            if layout == "class folders":
+                write_pictures(tmp_path / name, CLASSES, 20, side=20 if name == "originals" else 9)
+            else:
+                write_pictures(tmp_path / name / "train", CLASSES, 20, side=20 if name == "originals" else 9)
+                write_pictures(tmp_path / name / "val", CLASSES, 3)
+        originals, copies = build(tmp_path / "originals"), build(tmp_path / "copies")
+        assert _pixels(originals.train) == _pixels(copies.train)
+        assert _pixels(originals.val) == _pixels(copies.val)
+        assert originals.fingerprint != copies.fingerprint
+
+    @pytest.mark.parametrize("layout", ["class folders", "train and val"])
+    def test_copies_of_what_is_held_out_are_left_out(self, tmp_path: Path, layout: str) -> None:
+        """Although copies are missing, which alone would split the others anew, and are in another format."""
+        originals = tmp_path / "originals"
+        write_pictures(originals if layout == "class folders" else originals / "train", CLASSES, 20)
+        if layout == "train and val":
+            write_pictures(originals / "val", CLASSES, 3)
+            write_pictures(originals / "test", CLASSES, 3)  # which of the two is tested on does not matter here
+        write_pictures(tmp_path / "copies", CLASSES, 20)
+        lost = [("cat", 3), ("cat", 11), ("dog", 4)]
+        for name, number in lost:
+            (tmp_path / "copies" / name / f"{number:03}.png").unlink()
+        for path in (tmp_path / "copies" / "train").iterdir():
+            path.rename(path.with_suffix(".PNG"))
+        data = build(originals, **({"test_folder": "val"} if layout == "train and val" else {}))
+        copies = build(tmp_path / "copies", copies_of=str(originals))
+        assert _pixels(copies.train) == _pixels(data.train) - {(CLASSES.index(name), number) for name, number in lost}
+        assert len(copies.train) == len(_pixels(copies.train)) > 36
+        assert (len(copies.val), len(copies.test)) == (0, 0)
+        assert torch.equal(copies.train.batch([2]).y, copies.train.labels[[2]])
+        wrong = build(tmp_path / "copies")
+        assert _pixels(wrong.train) & _pixels(data.val), "the test would not see a leak"
+
+    def test_of_originals_that_differ_in_the_suffix_one_that_is_held_out_counts(self, tmp_path: Path) -> None:
+        write_pictures(tmp_path / "originals", ("a", "b"), 20)
+        write_pictures(tmp_path / "copies", ("a", "b"), 20)
+        held = build(tmp_path / "originals").val
+        for name in ("a", "b"):
+            for number in range(20):
+                Image.new("RGB", (9, 9)).save(tmp_path / "originals" / name / f"{number:03}.webp")
+        data = build(tmp_path / "originals")
+        listing = list_pictures(tmp_path / "originals")
+        out = {*range(80)} - {*data.train.index.tolist()}
+        stems = {listing.files[row][0].rpartition(".")[0] for row in out}
+        copies = build(tmp_path / "copies", copies_of=str(tmp_path / "originals"))
+        assert len(copies.train) == 40 - len(stems) < 40 - len(held)
+
+    def test_a_copy_without_an_original_is_an_error(self, tmp_path: Path) -> None:
+        write_pictures(tmp_path / "originals", CLASSES, 5)
+        write_pictures(tmp_path / "copies", CLASSES, 6)
+        with pytest.raises(
+            BastionError, match=r"3 pictures, such as \w+/005.png, have no original in .*originals; remove"
+        ):
+            build(tmp_path / "copies", copies_of=str(tmp_path / "originals"))
+
+    def test_all_can_be_trained_on(self, tmp_path: Path) -> None:
+        """A class of one picture too; `train` is found, and a folder without `val` beside it is none the worse."""
+        write_pictures(tmp_path / "a", CLASSES, 1)
+        write_pictures(tmp_path / "b" / "train", CLASSES, 4)
+        for root, count in ((tmp_path / "a", 3), (tmp_path / "b", 12)):
+            data = build(root, training_only=True)
+            assert (len(data.train), len(data.val), len(data.test)) == (count, 0, 0)
+            assert data.classes == CLASSES
+
+    def test_the_fingerprint_follows_what_is_held_out_of_the_originals(self, tmp_path: Path) -> None:
+        write_pictures(tmp_path / "few", CLASSES, 20)
+        write_pictures(tmp_path / "many", CLASSES, 40)
+        write_pictures(tmp_path / "copies", CLASSES, 20)
+        options: list[dict[str, object]] = [
+            {},
+            {"training_only": True},
+            {"copies_of": str(tmp_path / "few")},
+            {"copies_of": str(tmp_path / "many")},
+        ]
+        assert len({build(tmp_path / "copies", **each).fingerprint for each in options}) == 4
+
+    def test_a_test_folder_makes_no_sense_then(self, tmp_path: Path) -> None:
+        write_pictures(tmp_path, CLASSES, 5)
+        with pytest.raises(BastionError, match="test_folder has no use here"):
+            build(tmp_path, test_folder="val", training_only=True)

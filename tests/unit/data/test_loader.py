@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from PIL.Image import Image
+from torch import Tensor
 
-from bastion import BastionError
-from bastion.data.augment import TrainingTransform
-from bastion.data.loader import steps_per_epoch, training_batches
+from bastion import BastionError, rng
+from bastion.data.arrays import ArraySplit
+from bastion.data.augment import TrainingTransform, mixing
+from bastion.data.loader import plan, training_batches
+from bastion.data.pool import Pool
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
 
+EXTRA = 1 << 32
+PLAIN = Augment()
 
-def _batches(data: DataSet, start: int = 0, stop: int = 6, workers: int = 0, seed: int = 0) -> list[Batch]:
-    transform = TrainingTransform(Augment(), data)
-    return list(training_batches(data.train, transform, batch=16, seed=seed, start=start, stop=stop, workers=workers))
+
+def _noise(count: int, side: int = 8) -> ArraySplit:
+    """More images of the three classes of `tiny_data`."""
+    pictures = np.random.default_rng(1).integers(0, 255, (count, side, side, 3), dtype=np.uint8)
+    return ArraySplit(pictures, np.arange(count, dtype=np.uint8) % 3)
+
+
+def _pools(data: DataSet) -> dict[str, tuple[Pool, int]]:
+    """A pool and the number of copies: every way in which a batch can be made up."""
+    return {
+        "plain": (Pool(data.train), 1),
+        "repeats": (Pool(data.train), 4),
+        "share": (Pool(data.train, [(_noise(21, 12), 0.25)]), 1),
+        "joined": (Pool(data.train, [(_noise(21, 12), None)]), 1),
+        "all": (Pool(data.train, [(_noise(21, 12), 0.25), (_noise(9), None), (_noise(5, 6), 0.5)]), 2),
+    }
+
+
+WAYS = ["plain", "repeats", "share", "joined", "all"]
+
+
+def _load(pool: Pool, data: DataSet, repeats: int = 1, augment: Augment = PLAIN, **settings: Any) -> list[Batch]:
+    settings = {"batch": 16, "seed": 0, "start": 0, "stop": 6, **settings}
+    return list(training_batches(pool, TrainingTransform(augment, data), repeats=repeats, **settings))
+
+
+def _batches(data: DataSet, **settings: Any) -> list[Batch]:
+    return _load(Pool(data.train), data, **settings)
 
 
 def _equal(a: list[Batch], b: list[Batch]) -> bool:
@@ -31,14 +66,44 @@ def test_an_epoch_shows_every_image_once_and_each_epoch_in_another_order(tiny_da
     assert torch.equal(torch.cat([b.y for b in batches[:3]]), first % 3)
 
 
-def test_starting_later_gives_the_same_batches(tiny_data: DataSet) -> None:
-    whole = _batches(tiny_data)
-    assert _equal(_batches(tiny_data, start=2), whole[2:])
-    assert _equal(_batches(tiny_data, start=5), whole[5:])
+def test_the_ragged_end_of_an_epoch_is_dropped(tiny_data: DataSet) -> None:
+    """Three steps of 13 leave 9 of 48 images, which are not the first of the next epoch."""
+    batches = _batches(tiny_data, batch=13)
+    for epoch, order in enumerate(rng.permutation(0, f"epoch {epoch}", 48)[:39] for epoch in (0, 1)):
+        shown = torch.cat([batch.index for batch in batches[3 * epoch : 3 * epoch + 3]])
+        assert torch.equal(shown, tiny_data.train.index[order])
 
 
-def test_worker_processes_change_nothing(tiny_data: DataSet) -> None:
-    assert _equal(_batches(tiny_data, workers=2), _batches(tiny_data))
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_an_image_is_augmented_by_seed_epoch_number_and_copy(tiny_data: DataSet, repeats: int) -> None:
+    """The first copy without a number of its own: runs from before there were copies keep their bits."""
+    augment = Augment(color_jitter=0.4)
+    transform = TrainingTransform(augment, tiny_data)
+    batch = _batches(tiny_data, repeats=repeats, augment=augment, seed=5)[4]
+    for number in {*batch.index.tolist()}:
+        expected = set()
+        for copy in ((), (1,))[:repeats]:
+            with rng.preserved():
+                rng.reseed("augment", 5, 1, number, *copy)
+                expected.add(transform(tiny_data.train.image(number), 1).numpy().tobytes())
+        assert {x.numpy().tobytes() for x in batch.x[batch.index == number]} == expected
+        assert len(expected) == repeats
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_starting_later_gives_the_same_batches(tiny_data: DataSet, way: str) -> None:
+    pool, repeats = _pools(tiny_data)[way]
+    augment = Augment(progressive=2, erasing=0.5, color_jitter=0.4)
+    whole = _load(pool, tiny_data, repeats, augment, stop=9)
+    for start in range(1, 9):
+        assert _equal(_load(pool, tiny_data, repeats, augment, start=start, stop=9), whole[start:]), start
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_worker_processes_change_nothing(tiny_data: DataSet, way: str) -> None:
+    pool, repeats = _pools(tiny_data)[way]
+    augment = Augment(progressive=2, erasing=0.5, color_jitter=0.4)
+    assert _equal(_load(pool, tiny_data, repeats, augment, workers=2), _load(pool, tiny_data, repeats, augment))
 
 
 def test_the_global_generators_have_no_part_in_it(tiny_data: DataSet) -> None:
@@ -57,5 +122,158 @@ def test_an_image_is_augmented_anew_in_each_epoch(tiny_data: DataSet) -> None:
 
 def test_a_batch_larger_than_the_data_is_an_error(tiny_data: DataSet) -> None:
     with pytest.raises(BastionError, match="batch: 64 is more than the 48 training images"):
-        steps_per_epoch(tiny_data.train, 64)
-    assert steps_per_epoch(tiny_data.train, 13) == 3
+        plan(Pool(tiny_data.train), 64)
+    assert plan(Pool(tiny_data.train), 13).steps == 3
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_share_out_the_batch_and_its_mixed_pairs(tiny_data: DataSet, way: str, ranks: int) -> None:
+    """Together they have what one process has; where shares are even, MixUp of each is MixUp of the whole."""
+    pool, repeats = _pools(tiny_data)[way]
+    batch = 24
+    whole = _load(pool, tiny_data, repeats, batch=batch)
+    shares = [_load(pool, tiny_data, repeats, batch=batch, rank=rank, ranks=ranks) for rank in range(ranks)]
+    mix = mixing(Augment(mixup=0.8), 3, batch)
+
+    def rows(batches: list[Batch]) -> Counter[bytes]:
+        return Counter(x.numpy().tobytes() for batch in batches for x in batch.x)
+
+    def mixed(batch: Batch) -> Batch:
+        np.random.seed(0)
+        return mix(batch, 0)
+
+    for step, one in enumerate(whole):
+        parts = [share[step] for share in shares]
+        assert {len(part.x) for part in parts} == {batch // ranks}
+        assert rows(parts) == rows([one])
+        assert sorted(torch.cat([part.index for part in parts]).tolist()) == sorted(one.index.tolist())
+        assert rows([mixed(part) for part in parts]) == rows([mixed(one)])
+
+
+class TestRepeats:
+    def test_a_batch_holds_copies_of_fewer_images_each_changed_in_its_own_way(self, tiny_data: DataSet) -> None:
+        batches = _batches(tiny_data, repeats=4, augment=Augment(color_jitter=0.4))
+        for batch in batches:
+            assert sorted(Counter(batch.index.tolist()).values()) == [4, 4, 4, 4]
+            assert len({x.numpy().tobytes() for x in batch.x}) == 16
+            assert torch.equal(batch.y, batch.index % 3)
+
+    def test_an_epoch_has_as_many_steps_and_shows_its_part_of_the_images(self, tiny_data: DataSet) -> None:
+        pool = Pool(tiny_data.train)
+        assert plan(pool, 16, 4).steps == plan(pool, 16).steps == 3
+        batches = _batches(tiny_data, repeats=4)
+        first, second = ({*torch.cat([b.index for b in batches[i : i + 3]]).tolist()} for i in (0, 3))
+        assert len(first) == len(second) == 12
+        assert first != second
+
+    def test_the_batch_must_be_a_multiple(self, tiny_data: DataSet) -> None:
+        with pytest.raises(BastionError, match=r"16 images cannot be 3 copies each .*; make it a multiple of 3"):
+            plan(Pool(tiny_data.train), 16, 3)
+
+    def test_copies_are_mixed_with_different_partners(self, tiny_data: DataSet) -> None:
+        partners = {
+            index: {*batch.index.flip(0)[batch.index == index].tolist()}
+            for batch in _batches(tiny_data, repeats=4, stop=1)
+            for index in batch.index.tolist()
+        }
+        assert any(len(others) > 1 for others in partners.values())
+
+
+class TestProgressive:
+    def test_all_images_of_an_epoch_are_changed_with_its_strength(self, tiny_data: DataSet) -> None:
+        """By the epoch of the step, also for extra images that are shown for the first time."""
+        seen: list[int] = []
+
+        def watch(image: Image, epoch: int) -> Tensor:
+            seen.append(epoch)
+            return torch.zeros(3, 8, 8)
+
+        pool = Pool(tiny_data.train, [(_noise(500), 0.5)])
+        list(training_batches(pool, watch, batch=32, seed=0, start=0, stop=9))
+        assert seen == [epoch for epoch in (0, 1, 2) for _ in range(3 * 32)]
+
+    def test_from_nothing_but_crop_and_flip_to_all(self, tiny_data: DataSet) -> None:
+        full = Augment(color_jitter=0.4, erasing=1.0)
+        growing = _batches(tiny_data, augment=full.model_copy(update={"progressive": 2}), stop=9)
+        assert _equal(growing[:3], _batches(tiny_data, stop=3))
+        assert not _equal(growing[3:6], _batches(tiny_data, augment=full, start=3))
+        assert _equal(growing[6:], _batches(tiny_data, augment=full, start=6, stop=9))
+
+
+class TestExtra:
+    @pytest.mark.parametrize(("share", "count"), [(0.5, 8), (0.25, 4), (0.7, 11), (0.3, 5)])
+    def test_every_batch_has_its_share_of_them(self, tiny_data: DataSet, share: float, count: int) -> None:
+        pool = Pool(tiny_data.train, [(_noise(21), share)])
+        batches = _load(pool, tiny_data, stop=20)
+        assert {int((batch.index >= EXTRA).sum()) for batch in batches} == {count}
+        assert plan(pool, 16).steps == 48 // (16 - count)
+
+    def test_an_epoch_is_counted_by_the_others(self, tiny_data: DataSet) -> None:
+        batches = _load(Pool(tiny_data.train, [(_noise(100), 0.5)]), tiny_data, stop=12)
+        for epoch in (batches[:6], batches[6:]):
+            shown = torch.cat([batch.index for batch in epoch])
+            assert sorted(shown[shown < EXTRA].tolist()) == sorted(tiny_data.train.index.tolist())
+
+    @pytest.mark.parametrize("count", [21, 5])
+    def test_all_of_them_are_used_up_before_one_comes_again(self, tiny_data: DataSet, count: int) -> None:
+        """A turn ends in the middle of a batch, or several do."""
+        batches = _load(Pool(tiny_data.train, [(_noise(count), 0.5)]), tiny_data, stop=21)
+        shown = torch.cat([batch.index[batch.index >= EXTRA] for batch in batches]) - EXTRA
+        assert len(shown) == 21 * 8
+        assert {*Counter(shown.tolist()).values()} <= {len(shown) // count, len(shown) // count + 1}
+        assert torch.equal(torch.cat([batch.y[batch.index >= EXTRA] for batch in batches]), shown % 3)
+
+    def test_an_image_that_comes_twice_in_an_epoch_is_changed_differently(self, tiny_data: DataSet) -> None:
+        (batch,) = _load(
+            Pool(tiny_data.train, [(_noise(2), 0.5)]), tiny_data, augment=Augment(color_jitter=0.4), stop=1
+        )
+        assert len({x.numpy().tobytes() for x in batch.x}) == 16
+
+    def test_the_data_sets_own_images_come_as_without_them(self, tiny_data: DataSet) -> None:
+        alone = _load(Pool(tiny_data.train), tiny_data, batch=8)
+        beside = _load(Pool(tiny_data.train, [(_noise(21), 0.5)]), tiny_data)
+        for one, two in zip(alone, beside, strict=True):
+            own = two.select(two.index < EXTRA)
+            assert torch.equal(one.x[one.index.argsort()], own.x[own.index.argsort()])
+
+    def test_they_stand_in_other_places_of_each_batch(self, tiny_data: DataSet) -> None:
+        batches = _load(Pool(tiny_data.train, [(_noise(21), 0.5)]), tiny_data)
+        assert len({tuple((batch.index >= EXTRA).tolist()) for batch in batches}) == 6
+
+    def test_without_a_share_they_join_the_others(self, tiny_data: DataSet) -> None:
+        pool = Pool(tiny_data.train, [(_noise(20), None), (_noise(12), None)])
+        assert plan(pool, 16).steps == 5
+        shown = torch.cat([batch.index for batch in _load(pool, tiny_data, stop=5)]).tolist()
+        extra = [*range(EXTRA, EXTRA + 20), *range(2 * EXTRA, 2 * EXTRA + 12)]
+        assert sorted(shown) == sorted([*tiny_data.train.index.tolist(), *extra])
+
+    def test_numbers_never_meet_and_images_belong_to_them(self, tiny_data: DataSet) -> None:
+        """Whatever the order of splits with and without a share."""
+        extra = [(_noise(5), 0.2), (_noise(7, 10), None), (_noise(9), 0.3)]
+        pool = Pool(tiny_data.train, extra)
+        assert len({*pool.index.tolist()}) == len(pool.index) == 48 + 5 + 7 + 9
+        assert [len(source) for source in pool.sources] == [48 + 7, 5, 9]
+        for position, (number, label) in enumerate(zip(pool.index.tolist(), pool.labels.tolist(), strict=True)):
+            which, row = divmod(number, EXTRA)
+            split = extra[which - 1][0] if which else tiny_data.train
+            assert pool.image(position).tobytes() == split.image(row).tobytes()
+            assert label == row % 3
+
+    def test_pictures_of_any_size_come_in_the_shape_of_the_data(self, tiny_data: DataSet) -> None:
+        for crop in ("pad", "resized", "none"):
+            (batch,) = _load(
+                Pool(tiny_data.train, [(_noise(9, 13), 0.5)]), tiny_data, augment=Augment(crop=crop), stop=1
+            )
+            assert batch.x.shape == (16, 3, 8, 8)
+
+    def test_shares_that_leave_nothing_are_an_error(self, tiny_data: DataSet) -> None:
+        for shares in ((0.5, 0.5), (0.01,), (0.99,)):
+            with pytest.raises(BastionError, match=r"extra.share: of 16 different images in a batch .* at least 1"):
+                plan(Pool(tiny_data.train, [(_noise(9), share) for share in shares]), 16)
+
+    def test_the_images_of_the_data_set_must_fill_their_part(self, tiny_data: DataSet) -> None:
+        pool = Pool(tiny_data.train, [(_noise(9), 0.5)])
+        assert plan(pool, 96).steps == 1
+        with pytest.raises(BastionError, match="batch: 50 is more than the 48 training images"):
+            plan(pool, 100)

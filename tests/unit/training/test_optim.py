@@ -1,8 +1,6 @@
-"""Weight decay spares what it should, and the learning rate is a function of the step."""
+"""Weight decay spares what it should, and settings reach the optimizer."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 from torch import nn
@@ -10,7 +8,7 @@ from torch import nn
 from bastion import recipe
 from bastion.models import checkpoint
 from bastion.training.objectives.standard import Standard
-from bastion.training.optim import make_optimizer, make_schedule
+from bastion.training.optim import make_optimizer
 
 
 def _optimizer(settings: recipe.Optimizer = recipe.Optimizer()):  # noqa: B008
@@ -46,11 +44,6 @@ def test_an_objectives_own_parameters_are_trained() -> None:
     assert id(objective.extra.weight) in trained
 
 
-@pytest.mark.parametrize("step", [0, 5, 10, 11, 37, 60, 99])
-def test_warm_up_is_linear_and_then_a_cosine(step: int) -> None:
-    _, optimizer = _optimizer(recipe.Optimizer(lr=1.0))
-    settings = recipe.Schedule(epochs=10, warmup_epochs=1, warmup_lr=0.1, min_lr=0.01)
-    make_schedule(optimizer, settings, steps_per_epoch=10).step_update(step)
-    warm = 0.1 + 0.9 * step / 10
-    cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - 10) / 90))
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(warm if step < 10 else cosine)
+@pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_rate_grows_with_the_batch(rule: str, expected: float) -> None:
+    assert recipe.Optimizer(lr=0.1, lr_rule=rule, lr_batch=512).peak(2048) == pytest.approx(expected)

@@ -30,7 +30,7 @@ def _train(folder: Path, *changes: str, resume: bool = False, base: tuple[str, .
 
 def _steps(run: Run) -> list[dict[str, Any]]:
     """The logged numbers, without what depends on the clock."""
-    clock = {"seconds", "images_per_s"}
+    clock = {"seconds", "images_per_s", "stall"}
     return [{k: v for k, v in r.items() if k not in clock} for r in run.history() if r["kind"] != "event"]
 
 
@@ -59,6 +59,7 @@ def test_the_log_has_every_step_and_epoch(tmp_path: Path) -> None:
     )
     assert all(r["val_n"] == 40 and r["val_robust"] <= r["val_clean"] for r in epochs)
     assert steps[0]["lr"] == pytest.approx(1e-6)
+    assert all(0 < r["stall"] < 1 for r in steps)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
@@ -261,9 +262,76 @@ def test_the_averaged_model_is_the_one_that_is_kept(tmp_path: Path) -> None:
 
 def test_the_best_epoch_is_kept_if_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.2, 0.9, 0.5])
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self: {"val_n": 1, "val_clean": next(scores)})
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
     run = _train(tmp_path / "run", "schedule.epochs=3", "validate.choose=best")
     assert json.loads((run.model / "card.json").read_text())["about"]["epoch"] == 2
+
+
+def test_epochs_can_be_compared_after_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same scores, the same choice and the same log as looking after each epoch."""
+    changes = ("schedule.epochs=3", "validate.choose=best", *ADVERSARIAL, "optimizer.lr=5e-3")
+    during, after = _train(tmp_path / "a", *changes), _train(tmp_path / "b", *changes, "validate.when=end")
+    assert sorted(path.name for path in after.epochs.iterdir()) == ["00001", "00002", "00003"]
+    assert [r for r in _steps(during) if r["kind"] == "epoch"] == [r for r in _steps(after) if r["kind"] == "epoch"]
+    assert checkpoint.digest(load(during.folder)) == checkpoint.digest(load(after.folder))
+    shutil.rmtree(after.model)
+    again = _train(tmp_path / "b", *changes, "validate.when=end", resume=True)
+    assert checkpoint.digest(load(during.folder)) == checkpoint.digest(load(again.folder))
+
+
+def test_training_images_are_looked_at_too(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", *ADVERSARIAL, "validate.train=24", "schedule.epochs=1")
+    (record,) = [r for r in run.history() if r["kind"] == "epoch"]
+    assert record["train_n"] == 24 and 0 <= record["train_robust"] <= record["train_clean"] <= 1
+
+
+def test_a_batch_in_parts_is_the_same_batch(tmp_path: Path) -> None:
+    changes = ("optimizer={name: sgd, lr: 0.1, clip_grad: 0.5}", *ADVERSARIAL, "augment.mixup=0.8")
+    whole, parts = _train(tmp_path / "a", *changes), _train(tmp_path / "b", *changes, "accumulate=4")
+    for one, two in zip(_steps(whole), _steps(parts), strict=True):
+        for key in {"loss", "grad_norm", "clean_accuracy", "robust_accuracy"} & one.keys():
+            assert two[key] == pytest.approx(one[key], rel=1e-4), key
+    for one, two in zip(load(whole.folder).parameters(), load(parts.folder).parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_l1_draws_all_weights_towards_zero(tmp_path: Path) -> None:
+    """Its gradient is the sign of the weight, and nothing else moves a weight without a loss."""
+    still = ("objective.label_smoothing=0", "schedule={name: constant, epochs: 1, warmup_epochs: 0}")
+    sgd = "optimizer={name: sgd, lr: 1e-3, momentum: 0, weight_decay: 0, clip_grad: null"
+    plain, drawn = _train(tmp_path / "a", *still, sgd + "}"), _train(tmp_path / "b", *still, sgd + ", l1: 1.0}")
+    first, after = ([r for r in _steps(run) if r["kind"] == "step"] for run in (plain, drawn))
+    assert after[0]["loss"] - after[0]["l1"] == pytest.approx(first[0]["loss"], abs=1e-2)
+    sizes = [sum(p.abs().sum().item() for p in load(run.folder).parameters()) for run in (plain, drawn)]
+    start = after[0]["l1"]
+    count = sum(p.numel() for p in load(drawn.folder).parameters())
+    assert sizes[1] < start - 0.9 * 3 * 1e-3 * (count - 100) < sizes[0]
+
+
+@pytest.mark.parametrize("name", ["sam", "awp"])
+def test_the_gradient_is_that_of_the_worst_weights_nearby(tmp_path: Path, name: str) -> None:
+    plain = _train(tmp_path / "a", "schedule.epochs=1", *ADVERSARIAL)
+    change = f"optimizer.perturb={{name: {name}, size: 0.05}}"
+    nearby = _train(tmp_path / "b", "schedule.epochs=1", *ADVERSARIAL, change)
+    first, second = ([r for r in _steps(run) if r["kind"] == "step"] for run in (plain, nearby))
+    assert second[0]["loss"] == first[0]["loss"] < second[0]["nearby"]
+    assert second[0]["grad_norm"] != first[0]["grad_norm"]
+    later = _train(tmp_path / "c", "schedule.epochs=1", *ADVERSARIAL, change[:-1] + ", after: 0.5}")
+    assert ["nearby" in r for r in _steps(later) if r["kind"] == "step"] == [False, False, True]
+
+
+def test_training_starts_from_the_weights_that_are_named(tmp_path: Path) -> None:
+    source = _train(tmp_path / "source", "schedule.epochs=1")
+    model = "model={name: vit/micro, stem: [], embed_dim: 16, depth: 1, num_heads: 2}"
+    still = ("optimizer.lr=1e-12", "schedule={epochs: 1, warmup_epochs: 0, min_lr: 0}", "optimizer.weight_decay=0")
+    run = _train(tmp_path / "run", model, f"init={{from: {source.folder}, new: [patch_embed]}}", *still)
+    mine, theirs = (dict(load(each.folder).network.named_parameters()) for each in (run, source))
+    assert torch.allclose(mine["blocks.0.mlp.fc1.weight"], theirs["blocks.0.mlp.fc1.weight"], atol=1e-6)
+    (event,) = [r for r in run.history() if r["kind"] == "event"]
+    assert event["init"]["new"] == ["patch_embed.proj.weight", "patch_embed.proj.bias"]
+    assert "tensors loaded, 2 new (patch_embed.proj.weight, patch_embed.proj.bias)" in event["message"]
+    shutil.rmtree(source.folder)  # a run that goes on needs its source no more
+    _train(tmp_path / "run", model, f"init={{from: {source.folder}, new: [patch_embed]}}", *still, resume=True)
 
 
 def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
@@ -292,6 +360,9 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
         ("data.name=cifar-10", "data.name: unknown data set 'cifar-10'; did you mean 'cifar10'"),
         ("validate.attack={name: pgd}", "validate.threat: missing; the objective has none of its own"),
         ("batch=100", "batch: 100 is more than the 96 training images"),
+        ("accumulate=5", "accumulate: 32 images cannot be cut into 5 equal parts"),
+        ("init={from: zoo/none}", "no 'zoo/none' in the zoo"),
+        ("optimizer.perturb={name: sum, size: 1}", "optimizer.perturb.name: input should be 'sam' or 'awp'"),
         ("normalize={mean: [0.5], std: [0.5]}", "need 3 means"),
         ("model.num_classes=5", "model.num_classes: cifar10-mini has 10, the recipe says 5; leave it out"),
         ("model.embed_dim=15", "cannot be built"),
@@ -302,7 +373,10 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
         ("augment.scale=[1.0, 0.1]", "augment.scale: must be two numbers above 0, the smaller one first"),
         ("augment.mixup=-1", "augment.mixup: input should be greater than or equal to 0"),
         ("optimizer.betas=[1.5, 0.9]", "optimizer.betas.0: input should be less than 1"),
-        ("schedule.warmup_epochs=2", "schedule: warmup_epochs .2. must be less than epochs .2."),
+        (
+            "schedule.warmup_epochs=2",
+            "schedule: warmup_epochs .2. and cooldown_epochs .0. must be less than epochs .2.",
+        ),
         ("objective.label_smoothing=2", r"objective: label_smoothing must be in \[0, 1\), got 2"),
         (
             "objective={name: adversarial, attack: pgd, threat: linf}",

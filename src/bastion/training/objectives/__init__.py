@@ -4,3 +4,4 @@ from bastion.registry import Registry
 from bastion.types import Objective
 
 objectives: Registry[Objective] = Registry("objective", __name__, Objective)
+objectives.announce("rspc")

@@ -1,0 +1,78 @@
+"""The tables of docs/recipes.md, made from the recipes: `python scripts/recipes_table.py` writes them again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bastion.recipe import Recipe, load_recipe, shipped
+
+PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
+MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.S)
+
+# Forward and backward passes that the outer loss takes: those of two images if it compares them.
+LOSS = {"standard": 1, "adversarial": 1, "trades": 2, "mart": 2, "alp": 2, "rspc": 2}
+
+
+def passes(recipe: Recipe) -> int:
+    """Forward and backward passes for each training image: attack steps, loss, and the loss again at other weights."""
+    epochs, perturb = recipe.schedule.epochs, recipe.optimizer.perturb
+    attack = recipe.objective.plain().get("attack")
+    steps = attack.get("steps", 1) if attack else 0  # fgsm-rs has no steps to give
+    again = epochs - perturb.after if perturb else 0
+    return round(epochs * steps + (epochs + again) * LOSS[recipe.objective.name])
+
+
+def cost(recipe: Recipe) -> str:
+    """The line of `about`."""
+    from bastion.data.known import FACTS
+
+    known = FACTS.get(recipe.data.name)
+    images = f"{known.train:,} images" if known else f"the images of {recipe.data.name}"
+    return f"{recipe.schedule.epochs} epochs, {passes(recipe):,} passes over {images}"
+
+
+def table(folder: str) -> str:
+    """A row for each recipe of a folder."""
+    rows = ["| recipe | data | model | passes | expected, % | begins with | waits for |", "| --- " * 7 + "|"]
+    for name in shipped("recipes"):
+        if name.startswith(f"{folder}/"):
+            recipe = load_recipe(name)
+            start = f"`{recipe.init.from_}`" if recipe.init else ""
+            cells = (
+                f"`{name}`",
+                recipe.data.name,
+                recipe.model.name,
+                f"{passes(recipe):,}",
+                expected(recipe),
+                start,
+                waits(recipe),
+            )
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def expected(recipe: Recipe) -> str:
+    """Accuracies in per cent, then hours or minutes."""
+    times = {"minutes": "min", "hours": "h"}
+    numbers = {key: value for key, value in recipe.expect.items() if isinstance(value, int | float)}
+    shares = [f"{key} {100 * value:.4g}" for key, value in numbers.items() if key not in times]
+    return ", ".join(shares + [f"{numbers[key]:g} {unit}" for key, unit in times.items() if key in numbers])
+
+
+def waits(recipe: Recipe) -> str:
+    """What the recipe names that is only announced."""
+    from bastion.models import models
+    from bastion.training.objectives import objectives
+
+    missing = [f"model {recipe.model.name}"] if models.awaits(recipe.model.name) else []
+    missing += [f"objective {recipe.objective.name}"] if objectives.awaits(recipe.objective.name) else []
+    return ", ".join(missing)
+
+
+def rendered(page: str) -> str:
+    return MARKED.sub(lambda found: f"{found[1]}{table(found[2])}{found[3]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text()))

@@ -1,0 +1,106 @@
+"""Data sets that everybody keeps as a folder of class folders, by name: in `root`, or in `$BASTION_DATA/NAME`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bastion import rng
+from bastion.data import cache_folder, datasets
+from bastion.data.classes import only
+from bastion.data.imagefolder import imagefolder
+from bastion.data.known import FACTS
+from bastion.errors import BastionError
+from bastion.types import DataSet
+
+
+@datasets.register("imagenet")
+def imagenet(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
+) -> DataSet:
+    """ImageNet-1k (Russakovsky et al. 2015): 1,281,167 photos to train on and 50,000 others in 1,000 classes."""
+    return _folder("imagenet", root, size, crop_pct, test_folder)
+
+
+@datasets.register("imagenet-100")
+def imagenet_100(
+    root: str | None = None,
+    classes: tuple[str, ...] = (),
+    size: int = 224,
+    crop_pct: float = 0.875,
+    test_folder: str | None = None,
+) -> DataSet:
+    """100 classes of ImageNet: those named, or a random choice.
+
+    `root` holds them, or all of ImageNet; without it `$BASTION_DATA/imagenet-100` or `$BASTION_DATA/imagenet` does.
+    The choice is bastion's own and always the same. Every paper drew another: to have a paper's, name its `classes`.
+    """
+    if classes and len(classes) != 100:
+        raise ValueError(f"classes: expected 100 of ImageNet's folder names, got {len(classes)}")
+    data = _folder(
+        "imagenet-100", root, size, crop_pct, test_folder, expected=range(100, 1001), elsewhere=("imagenet",)
+    )
+    drawn = rng.permutation(0, "imagenet-100", len(data.classes))[:100].sort().values.tolist()
+    return only(data, classes or [data.classes[number] for number in drawn])
+
+
+@datasets.register("imagenette")
+def imagenette(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
+) -> DataSet:
+    """Imagenette (Howard 2019): ten classes of ImageNet that are easy to tell apart."""
+    return _folder("imagenette", root, size, crop_pct, test_folder)
+
+
+@datasets.register("flowers102")
+def flowers102(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = "test"
+) -> DataSet:
+    """Flowers-102 (Nilsback and Zisserman 2008): 20 photos of each of 102 flowers to train on, 6,149 others.
+
+    These 20 are its training and its validation images: bastion holds out some of its own.
+    """
+    return _folder("flowers102", root, size, crop_pct, test_folder)
+
+
+@datasets.register("caltech101")
+def caltech101(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
+) -> DataSet:
+    """Caltech-101 (Fei-Fei et al. 2004), with or without the folder of the background.
+
+    It has no official split. Usually 30 photos of each class are trained on; of plain class folders 80 % are.
+    """
+    return _folder("caltech101", root, size, crop_pct, test_folder, expected=range(101, 103))
+
+
+def _folder(
+    name: str,
+    root: str | None,
+    size: int,
+    crop_pct: float,
+    test_folder: str | None,
+    *,
+    expected: range | None = None,
+    elsewhere: tuple[str, ...] = (),
+) -> DataSet:
+    """The folder under the data set's name, if its number of classes is one that is expected."""
+    data = imagefolder(root or _home(name, elsewhere, test_folder or "val"), size, crop_pct, test_folder)
+    right = expected or range(FACTS[name].classes, FACTS[name].classes + 1)
+    if len(data.classes) not in right:
+        raise BastionError(
+            f"data set '{name}': has {FACTS[name].classes} classes, this folder has {len(data.classes)}; give the "
+            "right one as data.root, or use `imagefolder` for any other"
+        )
+    return replace(data, name=name)
+
+
+def _home(name: str, elsewhere: tuple[str, ...], test_folder: str) -> str:
+    """The folder in the cache that has this name, or one of the others."""
+    places = [cache_folder() / place for place in (name, *elsewhere)]
+    for place in places:
+        if place.is_dir():
+            return str(place)
+    raise BastionError(
+        f"data set '{name}' is not in {cache_folder()}; put it there as {places[0]}/train/CLASS/*.jpg and "
+        f"{places[0]}/{test_folder}/CLASS/*.jpg, or say with data.root which folder has it"
+    )

@@ -1,0 +1,80 @@
+"""What is known of data sets without their files: enough to plan a run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL.Image import Image
+
+from bastion.data.split import held_out
+from bastion.errors import BastionError, did_you_mean
+from bastion.types import Batch, DataSet
+
+
+@dataclass(frozen=True)
+class Facts:
+    train: int  # images; some of them are held out for validation
+    test: int
+    classes: int
+    shape: tuple[int, int, int]  # as registered; data sets with an option `size` have that
+    about: str = ""  # what the numbers leave open
+
+
+FACTS = {
+    "cifar10": Facts(50_000, 10_000, 10, (3, 32, 32)),
+    "cifar100": Facts(50_000, 10_000, 100, (3, 32, 32)),
+    "fashion-mnist": Facts(60_000, 10_000, 10, (1, 28, 28)),
+    "imagenet": Facts(1_281_167, 50_000, 1000, (3, 224, 224)),
+    "imagenet-100": Facts(128_117, 5_000, 100, (3, 224, 224), "a tenth of ImageNet; it depends on the classes"),
+    "imagenette": Facts(9_469, 3_925, 10, (3, 224, 224)),
+    "flowers102": Facts(2_040, 6_149, 102, (3, 224, 224), "its training and validation images"),
+    "caltech101": Facts(3_060, 6_084, 102, (3, 224, 224), "30 images of each class, the background's among them"),
+}
+
+
+def outline(spec: Mapping[str, Any]) -> DataSet:
+    """The data set of a spec without its pictures: its lengths, classes and shape are right, classes taken as equal."""
+    name = spec["name"]
+    if name not in FACTS:
+        raise BastionError(f"nothing is known of the data set '{name}' without its files{did_you_mean(name, FACTS)}")
+    facts = FACTS[name]
+    channels, side = facts.shape[0], spec.get("size")
+    val = facts.classes * held_out(round(facts.train / facts.classes))
+    return DataSet(
+        name=name,
+        classes=tuple(map(str, range(facts.classes))),
+        shape=(channels, side, side) if side else facts.shape,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        train=Unseen(name, facts.train - val),
+        val=Unseen(name, val),
+        test=Unseen(name, facts.test),
+        fingerprint=f"outline of {name}",
+    )
+
+
+class Unseen:
+    """So many images that nobody can look at."""
+
+    def __init__(self, name: str, length: int) -> None:
+        self.name = name
+        self.index = torch.arange(length)
+        self.labels = torch.zeros_like(self.index)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def image(self, position: int) -> Image:
+        raise self._absent()
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        raise self._absent()
+
+    def subset(self, positions: Sequence[int]) -> Unseen:
+        return Unseen(self.name, len(positions))
+
+    def _absent(self) -> BastionError:
+        return BastionError(f"data set '{self.name}': this is its outline, without pictures; get the data set itself")

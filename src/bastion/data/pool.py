@@ -1,0 +1,77 @@
+"""The images that training draws from: a data set's own, and more of the same classes beside them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from PIL.Image import Image
+
+from bastion.data import datasets
+from bastion.errors import BastionError
+from bastion.recipe import Extra
+from bastion.types import DataSet, Split
+
+_APART = 1 << 32  # from the numbers of one split's images to those of the next: more than any has
+
+
+class Pool:
+    """Splits one behind the other. Those without a share are one source with the data set's own images, each of the
+    others is a source that makes up its share of every batch.
+
+    All randomness of an image hangs on its number, so those of the n-th extra split begin at n · 2³².
+    """
+
+    def __init__(self, own: Split, extra: Sequence[tuple[Split, float | None]] = ()) -> None:
+        numbered = [(own, None, 0), *((split, share, n * _APART) for n, (split, share) in enumerate(extra, 1))]
+        numbered.sort(key=lambda each: each[1] is not None)
+        self.splits = [split for split, _, _ in numbered]
+        self.index = torch.cat([split.index + offset for split, _, offset in numbered])
+        self.labels = torch.cat([split.labels for split in self.splits])
+        self.starts = list(accumulate((len(split) for split in self.splits), initial=0))
+        self.shares = [share for _, share, _ in numbered if share is not None]
+
+    @property
+    def sources(self) -> list[range]:
+        """Positions that are shuffled together, the data set's own first."""
+        bounds = [0, *self.starts[len(self.splits) - len(self.shares) :]]
+        return [range(first, last) for first, last in pairwise(bounds)]
+
+    def image(self, position: int) -> Image:
+        which = bisect_right(self.starts, position) - 1
+        return self.splits[which].image(position - self.starts[which])
+
+
+def build_extra(extra: Sequence[Extra], data: DataSet) -> list[DataSet]:
+    """The data sets of a recipe's `extra`, if they can be trained on beside its `data`."""
+    built = [datasets.build(each.data.plain(), f"extra.{number}.data") for number, each in enumerate(extra)]
+    for number, each in enumerate(built):
+        _check(each, data, f"extra.{number}.data")
+    return built
+
+
+def _check(extra: DataSet, data: DataSet, where: str) -> None:
+    """Classes that are just numbers have no names to compare."""
+    if not len(extra.train):
+        raise BastionError(f"{where}: {extra.name} has no training images; leave it out")
+    if extra.shape[0] != data.shape[0]:
+        raise BastionError(
+            f"{where}: its images have {extra.shape[0]} channels, those of {data.name} have {data.shape[0]}"
+        )
+    if len(extra.classes) != len(data.classes):
+        raise BastionError(
+            f"{where}: has {len(extra.classes)} classes, but {data.name} has {len(data.classes)}; they must be the "
+            "same (for a .npz file in which some are missing, give their number as `classes`)"
+        )
+    if _named(extra.classes) and _named(data.classes) and extra.classes != data.classes:
+        label = next(n for n, name in enumerate(data.classes) if extra.classes[n] != name)
+        raise BastionError(
+            f"{where}: class {label} is '{extra.classes[label]}', but '{data.classes[label]}' in {data.name}; they "
+            "must have the same names in the same order"
+        )
+
+
+def _named(classes: Sequence[str]) -> bool:
+    return list(classes) != [str(number) for number in range(len(classes))]

@@ -1,0 +1,103 @@
+"""Weights of one model for another of its family: a new head, a new stem, resized position embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from bastion.errors import BastionError
+from bastion.models.classifier import Classifier
+
+
+@dataclass
+class Transfer:
+    """What became of every tensor, by the name it has in the network."""
+
+    loaded: list[str] = field(default_factory=list)
+    resized: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)  # as random as before
+    unused: list[str] = field(default_factory=list)  # of the source
+
+    def as_dict(self) -> dict[str, list[str]]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.loaded)} tensors loaded"]
+        for word, names in (("resized", self.resized), ("new", self.new), ("of the source unused", self.unused)):
+            if names:
+                parts.append(f"{len(names)} {word} ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})")
+        return ", ".join(parts)
+
+
+def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> Transfer:
+    """Give the model the source's weights, all but the parts of the network that `new` names.
+
+    The head stays as it is if the number of classes differs; position embeddings are resized. Any other tensor that
+    one has and the other has not is an error.
+    """
+    fresh = tuple(new)
+    own, theirs = model.network.state_dict(), source.network.state_dict()
+    for part in fresh:
+        if not any(_inside(name, (part,)) for name in own):
+            raise BastionError(f"init.new: the network has no part '{part}'; its parts are {_parts(model.network)}")
+    if model.num_classes != source.num_classes:
+        fresh += (_head(model.network, model.num_classes),)
+    done, misfits = Transfer(), []
+    for name, tensor in own.items():
+        if _inside(name, fresh):
+            done.new.append(name)
+        elif name not in theirs:
+            misfits.append(f"{name} (the source has none)")
+        elif theirs[name].shape == tensor.shape:
+            tensor.copy_(theirs[name])
+            done.loaded.append(name)
+        elif name.endswith("pos_embed") and tensor.ndim == 3 and tensor.shape[2] == theirs[name].shape[2]:
+            tensor.copy_(_resized(theirs[name], source.network, model.network))
+            done.resized.append(name)
+        else:
+            misfits.append(f"{name} ({tuple(theirs[name].shape)} in the source, {tuple(tensor.shape)} here)")
+    for name in theirs:
+        if _inside(name, fresh):
+            done.unused.extend([] if name in own else [name])
+        elif name not in own:
+            misfits.append(f"{name} (only the source has it)")
+    if misfits:
+        shown = "; ".join(misfits[:3]) + (f"; and {len(misfits) - 3} more" if len(misfits) > 3 else "")
+        raise BastionError(f"init: the weights do not fit: {shown}; name the parts that start anew in init.new")
+    return done
+
+
+def _inside(name: str, parts: Iterable[str]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def _parts(network: nn.Module) -> str:
+    return ", ".join(name for name, _ in network.named_children())
+
+
+def _head(network: nn.Module, classes: int) -> str:
+    """The name of the last linear layer with as many outputs as classes."""
+    names = [
+        name
+        for name, module in network.named_modules()
+        if classes in (getattr(module, "out_features", None), getattr(module, "out_channels", None))
+    ]
+    if not names:
+        raise BastionError(
+            f"init: no layer of {type(network).__name__} has {classes} outputs; name the head in init.new"
+        )
+    return str(names[-1])
+
+
+def _resized(embedding: Tensor, source: nn.Module, network: nn.Module) -> Tensor:
+    """Bicubic, on the grid of patches; class tokens keep theirs."""
+    sizes = [list(each.patch_embed.grid_size) for each in (source, network)]  # type: ignore[union-attr, arg-type]
+    prefix = embedding.shape[1] - sizes[0][0] * sizes[0][1]
+    changed: Tensor = resample_abs_pos_embed(embedding, sizes[1], sizes[0], num_prefix_tokens=prefix)
+    return changed

@@ -1,0 +1,50 @@
+"""MART (Wang et al. 2020): misclassified images count more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bastion.attacks.losses import divergence
+from bastion.training.objectives import objectives
+from bastion.training.objectives.attacked import Attacked
+from bastion.types import Example, Losses, hard
+
+
+@objectives.register("mart")
+@dataclass(eq=False, kw_only=True)
+class Mart(Attacked):
+    """BCE(x') + λ · KL(p(x) ‖ p(x')) · (1 - p_y(x)), where BCE(x') = CE(x') - log(1 - max over k≠y of p_k(x')).
+
+    With soft labels p_y is their expectation of p, and the class left out of the maximum is the likeliest.
+    """
+
+    beta: float = 5.0  # the paper's λ
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 0:
+            raise ValueError(f"beta must not be negative, got {self.beta}")
+
+    def loss(self, model: nn.Module, example: Example) -> Losses:
+        clean, attacked, y = model(example.clean.x), model(example.x), example.clean.y
+        boosted = F.cross_entropy(attacked, y, label_smoothing=self.label_smoothing) + _likeliest_mistake(attacked, y)
+        apart = (divergence(clean.log_softmax(1), attacked) * (1 - _confidence(clean, y))).mean()
+        return Losses(boosted + self.beta * apart, attacked, {"boosted": boosted, "divergence": apart}, clean)
+
+
+def _likeliest_mistake(logits: Tensor, y: Tensor) -> Tensor:
+    """-log(1 - max over k≠y of p_k): log of all classes' weight less log of all but the mistake's."""
+    right = F.one_hot(hard(y), logits.shape[1]).bool()
+    mistake = logits.masked_fill(right, -torch.inf).argmax(1, keepdim=True)
+    others = logits.scatter(1, mistake, -torch.inf)
+    return (logits.logsumexp(1) - others.logsumexp(1)).mean()
+
+
+def _confidence(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) probability of the label."""
+    probabilities = logits.softmax(1)
+    return probabilities.gather(1, y[:, None])[:, 0] if y.ndim == 1 else (probabilities * y).sum(1)

@@ -1,0 +1,32 @@
+"""TRADES (Zhang et al. 2019): right on the images, and the same answer around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import nn
+
+from bastion.attacks.losses import divergence
+from bastion.training.objectives import objectives
+from bastion.training.objectives.attacked import Attacked
+from bastion.types import Example, Losses
+
+
+@objectives.register("trades")
+@dataclass(eq=False, kw_only=True)
+class Trades(Attacked):
+    """CE(x) + β · KL(p(x) ‖ p(x')). The attack is PGD on that divergence: `attack: {name: pgd, loss: kl, …}`."""
+
+    beta: float = 6.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 0:
+            raise ValueError(f"beta must not be negative, got {self.beta}")
+
+    def loss(self, model: nn.Module, example: Example) -> Losses:
+        clean, attacked = model(example.clean.x), model(example.x)
+        natural = F.cross_entropy(clean, example.clean.y, label_smoothing=self.label_smoothing)
+        apart = divergence(clean.log_softmax(1), attacked).mean()
+        return Losses(natural + self.beta * apart, attacked, {"natural": natural, "divergence": apart}, clean)

@@ -1,0 +1,124 @@
+"""The processes that train together: started by `torchrun`, or this one alone."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from bastion.errors import BastionError
+from bastion.models import Classifier
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is. The questions are asked by all of them at the same point, or by none."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+
+    @property
+    def main(self) -> bool:
+        """The one that writes and speaks."""
+        return self.rank == 0
+
+    def share(self, batch: int, what: str) -> int:
+        """How many of a global batch are this process's."""
+        if batch % self.size:
+            raise BastionError(f"batch: {batch} cannot be shared out evenly to {self.size} {what}; make it a multiple")
+        return batch // self.size
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        """A module whose backward pass leaves the mean gradient of all processes."""
+        if self.size == 1:
+            return step
+        # Gradients of 1×1 convolutions come in another layout on some machines, which costs next to nothing.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        # Buffers are made the same by `agree_on_buffers`: after the step, so that the next attack sees them too.
+        return DistributedDataParallel(step, forward_sync_buffers=False)
+
+    def shard(self, model: Classifier) -> None:
+        """Each process keeps its part of every block's weights, and gathers them when the block is used (FSDP2)."""
+        for block in model.blocks():
+            fully_shard(block.module)
+        fully_shard(model)
+
+    def together(self, step: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """For a backward pass that is the last of several: only then are gradients exchanged."""
+        waits = isinstance(step, DistributedDataParallel) and not last
+        return step.no_sync() if waits else nullcontext()  # type: ignore[operator]
+
+    def any(self, flag: bool) -> bool:
+        return (self.size > 1 and self.totals([int(flag)])[0] > 0) or flag
+
+    def totals(self, counts: list[int]) -> list[int]:
+        """Sums over all processes."""
+        if self.size == 1:
+            return counts
+        tensor = torch.tensor(counts, device=self.device)
+        dist.all_reduce(tensor)
+        summed: list[int] = tensor.tolist()
+        return summed
+
+    def means(self, values: Mapping[str, float]) -> dict[str, float]:
+        if self.size == 1:
+            return dict(values)
+        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return dict(zip(values, (tensor / self.size).tolist(), strict=True))
+
+    def agree_on_buffers(self, model: nn.Module) -> None:
+        """Running statistics become the mean of everybody's: they are part of what the next attack sees."""
+        if self.size == 1:
+            return
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer /= self.size
+
+    def first_says(self, value: T) -> T:
+        """What the main process says."""
+        if self.size == 1:
+            return value
+        said = [value]
+        dist.broadcast_object_list(said, device=self.device)
+        return said[0]
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+def restarted() -> bool:
+    """Did torchrun start this process again after one of the others died?"""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def joined_world(device: torch.device) -> Iterator[World]:
+    """The world of `torchrun`'s environment; a world of one without it."""
+    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+        yield World(device=device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        # Once and until the process ends: a second group would find the addresses of the first.
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)
+    yield World(dist.get_rank(), dist.get_world_size(), device)
+    dist.barrier()  # nobody leaves while another one still waits for an answer

@@ -1,0 +1,116 @@
+"""Two processes on one batch learn what one learns, and come back when one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import ADVERSARIAL, QUICK
+
+from bastion import load
+from bastion.run import Run
+from bastion.training.trainer import train
+
+# Of all that training does: an attack, soft labels, the mean of the weights, clipping.
+CHANGES = (*QUICK, *ADVERSARIAL, "schedule.epochs=1", "augment.mixup=0.8", "augment.cutmix=1.0")
+WAYS = {
+    "vit": ("ema=0.9", "optimizer.clip_grad=0.5"),
+    "resnet": (
+        "model={name: resnet/micro, widths: [8, 16], depths: [1, 1]}",
+        "objective.attack_mode=train",
+        "optimizer={perturb: {name: sam, size: 0.05}}",
+    ),
+    "sharded": ("objective.attack={name: apgd-train, steps: 2}",),
+}
+ONLY_TOGETHER = {"vit": ("accumulate=2",), "sharded": ("parallel=fsdp",)}
+
+SCRIPT = """
+import json, sys
+from bastion.training.trainer import train
+for folder, changes in json.loads(sys.argv[1]):
+    train("base/micro", changes=tuple(changes), folder=folder)
+"""
+
+
+def launch(*words: str, restarts: int = 0, **env: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    result = subprocess.run(
+        [*torchrun, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All ways, each trained by two processes; one launch, because starting takes longest."""
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "script.py").write_text(SCRIPT)
+    runs = [(str(folder / way), [*CHANGES, *WAYS[way], *ONLY_TOGETHER.get(way, ())]) for way in WAYS]
+    launch(str(folder / "script.py"), json.dumps(runs))
+    return folder
+
+
+def steps(run: Run) -> list[dict[str, Any]]:
+    return [record for record in run.history() if record["kind"] == "step"]
+
+
+def weights(run: Run) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in load(run.folder).parameters()])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: str) -> None:
+    alone, together = train("base/micro", changes=(*CHANGES, *WAYS[way]), folder=tmp_path / "run"), Run(both / way)
+    assert len(steps(alone)) == len(steps(together)) == 3
+    for one, two in zip(steps(alone), steps(together), strict=True):
+        for key in ("loss", "grad_norm", "robust_accuracy", "lr", "eps"):
+            assert two[key] == pytest.approx(one[key], rel=1e-3), key
+    assert torch.allclose(weights(together), weights(alone), atol=2e-4)
+    epochs = [[record for record in run.history() if record["kind"] == "epoch"] for run in (alone, together)]
+    assert epochs[0][0]["val_n"] == epochs[1][0]["val_n"] == 40
+    assert epochs[1][0]["val_clean"] == pytest.approx(epochs[0][0]["val_clean"], abs=0.051)
+
+
+KILLER = """
+import os, signal
+from dataclasses import dataclass
+from pathlib import Path
+from bastion.training.objectives import objectives
+from bastion.training.objectives.standard import Standard
+
+@objectives.register("killer")
+@dataclass(eq=False, kw_only=True)
+class Killer(Standard):
+    def prepare(self, model, batch, *, progress, seed):
+        mark = Path(os.environ["KILLED"])
+        if os.environ["RANK"] == "1" and progress >= 1.3 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().prepare(model, batch, progress=progress, seed=seed)
+"""
+
+
+def test_a_killed_process_starts_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+    plugins = tmp_path / "plugins" / "objectives"
+    plugins.mkdir(parents=True)
+    (plugins / "killer.py").write_text(KILLER)
+    env = {"BASTION_PLUGINS": str(tmp_path / "plugins"), "KILLED": str(tmp_path / "killed")}
+    changes = [word for change in (*QUICK, "objective={name: killer}") for word in ("--set", change)]
+    launch("-m", "bastion", "train", "base/micro", *changes, "--dir", str(tmp_path / "struck"), restarts=1, **env)
+    assert Path(env["KILLED"]).exists()
+    struck = Run(tmp_path / "struck")
+    spared = train("base/micro", changes=(*QUICK, "objective={name: standard}"), folder=tmp_path / "spared")
+    assert torch.allclose(weights(struck), weights(spared), atol=2e-4)
+    assert [r["message"] for r in struck.history() if r["kind"] == "event"] == ["resumed at step 3"]
+    assert [r["step"] for r in steps(struck)] == [1, 2, 3, 4, 5, 6]
+    assert [r["loss"] for r in steps(struck)] == pytest.approx([r["loss"] for r in steps(spared)], rel=1e-3)
