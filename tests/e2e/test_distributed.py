@@ -39,9 +39,9 @@ for folder, changes in json.loads(sys.argv[1]):
 
 
 def launch(*words: str, restarts: int = 0, **env: str) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
-        [*torchrun, *words],
+        [*torchrun, f"--max-restarts={restarts}", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,
@@ -100,17 +100,19 @@ class Killer(Standard):
 """
 
 
+@pytest.mark.slow  # torchrun waits half a minute for the processes that are left
 def test_a_killed_process_starts_again_from_the_last_checkpoint(tmp_path: Path) -> None:
     plugins = tmp_path / "plugins" / "objectives"
     plugins.mkdir(parents=True)
     (plugins / "killer.py").write_text(KILLER)
     env = {"BASTION_PLUGINS": str(tmp_path / "plugins"), "KILLED": str(tmp_path / "killed")}
-    changes = [word for change in (*QUICK, "objective={name: killer}") for word in ("--set", change)]
+    quick = (*QUICK, "optimizer={name: sgd, lr: 0.1}")  # Adam makes rounding errors large
+    changes = [word for change in (*quick, "objective={name: killer}") for word in ("--set", change)]
     launch("-m", "bastion", "train", "base/micro", *changes, "--dir", str(tmp_path / "struck"), restarts=1, **env)
     assert Path(env["KILLED"]).exists()
     struck = Run(tmp_path / "struck")
-    spared = train("base/micro", changes=(*QUICK, "objective={name: standard}"), folder=tmp_path / "spared")
-    assert torch.allclose(weights(struck), weights(spared), atol=2e-4)
+    spared = train("base/micro", changes=(*quick, "objective={name: standard}"), folder=tmp_path / "spared")
+    assert torch.allclose(weights(struck), weights(spared), atol=1e-5)
     assert [r["message"] for r in struck.history() if r["kind"] == "event"] == ["resumed at step 3"]
     assert [r["step"] for r in steps(struck)] == [1, 2, 3, 4, 5, 6]
     assert [r["loss"] for r in steps(struck)] == pytest.approx([r["loss"] for r in steps(spared)], rel=1e-3)
