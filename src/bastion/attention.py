@@ -12,9 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 
 class AttentionMode(TorchFunctionMode):
-    """Sees every softmax over a 4-D tensor that is run inside; fused attention is computed in the open instead."""
+    """Sees every softmax over keys, the last axis; fused attention is computed in the open instead.
+
+    Families with an axis of windows have it folded into the batch. Some fold the heads into the batch; where the size
+    of the batch is told, such maps are seen too.
+    """
 
     _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+    batch: int | None = None
 
     def made(self, attention: Tensor) -> Tensor:
         """What the model is to go on with, given this map (B, heads, queries, keys)."""
@@ -37,7 +42,18 @@ class AttentionMode(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._open(*args, **kwargs)
         result = func(*args, **kwargs)
-        return self.made(result) if func in self._SOFTMAX and result.ndim == 4 else result
+        if func not in self._SOFTMAX:
+            return result
+        over_keys = kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, result.ndim - 1)
+        return self._seen(result) if over_keys else result
+
+    def _seen(self, weights: Tensor) -> Tensor:
+        """Whatever the axes before queries and keys, as batch and heads."""
+        if weights.ndim == 5:  # (B, windows, heads, queries, keys)
+            return self.made(weights.flatten(0, 1)).reshape(weights.shape)
+        if weights.ndim == 3 and self.batch and weights.shape[0] % self.batch == 0:
+            return self.made(weights.reshape(self.batch, -1, *weights.shape[1:])).flatten(0, 1)
+        return self.made(weights) if weights.ndim == 4 else weights
 
     def _open(
         self,
@@ -57,4 +73,4 @@ class AttentionMode(TorchFunctionMode):
         elif attn_mask is not None:
             scores = scores + attn_mask
         weights = torch.softmax(scores, dim=-1)
-        return F.dropout(self.made(weights) if weights.ndim == 4 else weights, dropout_p) @ value
+        return F.dropout(self._seen(weights), dropout_p) @ value

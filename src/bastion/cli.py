@@ -146,6 +146,39 @@ def list_(
     stdout.print(table)
 
 
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of torch.save (read as weights only) or safetensors.")],
+    model: Annotated[str, typer.Option(help="The model that the weights are of; see `bastion list models`.")],
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")
+    ] = None,
+    normalize: Annotated[
+        str | None,
+        typer.Option(
+            help="none, half, imagenet, cifar10, cifar10-old, cifar100, or MEAN,…/STD,…; if the file lacks it."
+        ),
+    ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of a training checkpoint.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for weights and card. Default: imported/NAME.")
+    ] = None,
+) -> None:
+    """Bring a published checkpoint into bastion's format: every tensor is used, or named in the error."""
+    from bastion.models import checkpoint, foreign
+    from bastion.recipe import parse_changes
+
+    folder = output or Path("imported") / file.name.partition(".")[0]
+    if (folder / checkpoint.CARD).exists():
+        raise BastionError(f"import: {folder} has a model already; give another folder with -o")
+    stats = foreign.parse_stats(normalize) if normalize and "/" in normalize else normalize
+    done = foreign.import_file(file, {"name": model, **parse_changes(change or ())}, ema=ema, normalize=stats)
+    checkpoint.save(done.model, folder, done.about(file))
+    stdout.print(
+        f"{done}\nimported: {folder}\nnext: bastion measure {folder} --suite demo", soft_wrap=True, markup=False
+    )
+
+
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="The data set.")],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -289,7 +289,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
 
 def _load(schema: type[S], name: str | Path, folder: str, changes: Iterable[str]) -> S:
     path = _find(str(name), folder, None)
-    content = merge(_with_parents(path, folder, ()), _parse_changes(changes))
+    content = merge(_with_parents(path, folder, ()), parse_changes(changes))
     try:
         return schema.model_validate(content)
     except ValidationError as error:
@@ -343,7 +343,7 @@ def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
-def _parse_changes(changes: Iterable[str]) -> dict[str, Any]:
+def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for change in changes:
         path, equals, value = change.partition("=")
@@ -358,7 +358,8 @@ def _parse_changes(changes: Iterable[str]) -> dict[str, Any]:
 
 def _explain(schema: type[BaseModel], error: ValidationError) -> str:
     """The first mistake as one line with its path, and the nearest right key where a key is unknown."""
-    first = error.errors()[0]
+    mistakes = error.errors()  # a key may be missing because it was written wrongly
+    first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
     path = [
         str(part) for part in first["loc"] if not str(part).startswith(("function-", "literal[")) and part != "Stats"
     ]
@@ -373,12 +374,19 @@ def _explain(schema: type[BaseModel], error: ValidationError) -> str:
 
 
 def _keys_at(schema: type[BaseModel], path: Iterable[str]) -> set[str]:
+    """Of the section at the end of the path; optional sections and lists of sections are looked into."""
     for part in path:
         for key, entry in schema.model_fields.items():
-            inner = entry.annotation
-            if part in (key, entry.alias) and isinstance(inner, type) and issubclass(inner, BaseModel):
-                schema = inner
+            if part in (key, entry.alias):
+                schema = next(iter(_sections(entry.annotation)), schema)
     return {entry.alias or key for key, entry in schema.model_fields.items()} | {"extends"}
+
+
+def _sections(hint: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield hint
+    for inner in get_args(hint):
+        yield from _sections(inner)
 
 
 class _Loader(yaml.SafeLoader):

@@ -24,7 +24,7 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -42,10 +42,12 @@ _by_product: dict[type, Registry[Any]] = {}  # what a parameter's type says may 
 class Registry(Generic[T]):
     """All factories of one kind of thing."""
 
-    def __init__(self, kind: str, package: str, product: type[T]) -> None:
+    def __init__(self, kind: str, package: str, product: type[T], finish: Callable[..., T] | None = None) -> None:
+        """`finish` gets what a factory made; every spec may set its keywords beside the factory's own."""
         self.kind = kind
         self.package = package
         self._factories: dict[str, Callable[..., T]] = {}
+        self._finish = finish or _as_made
         self._announced: tuple[str, ...] = ()
         self._discovered = False
         _by_product[product] = self
@@ -96,20 +98,26 @@ class Registry(Generic[T]):
 
     def build(self, spec: Any, path: str = "", **given: Any) -> T:
         """Build from `{"name": …, parameter: value, …}`; `given` are arguments that the spec may not set."""
-        factory, arguments = self._bind(spec, path, given)
+        factory, arguments, last = self._bind(spec, path, given)
         try:
-            return factory(**arguments, **given)
+            return self._finish(factory(**arguments, **given), **last)
         except ValueError as error:  # a factory's own word on a value
             raise BastionError(f"{path or self.kind}: {error}") from error
 
-    def _bind(self, spec: Any, path: str, given: Mapping[str, Any]) -> tuple[Callable[..., T], dict[str, Any]]:
+    def _bind(
+        self, spec: Any, path: str, given: Mapping[str, Any]
+    ) -> tuple[Callable[..., T], dict[str, Any], dict[str, Any]]:
+        """The factory, its arguments, and those of `finish`."""
         if isinstance(spec, str):
             spec = {"name": spec}
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
             raise BastionError(f"{path or self.kind}: expected a {self.kind} as {{name: …}}, got {spec!r}")
         factory = self.factory(spec["name"], path)
-        parameters = {key: value for key, value in spec.items() if key != "name"}
-        return factory, bind(factory, parameters, path or self.kind, given)
+        values = {key: value for key, value in spec.items() if key != "name"}
+        last = _named(self._finish)
+        where = path or self.kind
+        own = bind(factory, {key: values[key] for key in values if key not in last}, where, given, last)
+        return factory, own, bind(self._finish, {key: values[key] for key in values if key in last}, where)
 
     def _discover(self) -> None:
         if self._discovered:
@@ -148,8 +156,21 @@ def _import_file(path: Path, name: str) -> None:
     spec.loader.exec_module(module)
 
 
+def _as_made(product: T, /) -> T:
+    return product
+
+
+def _named(factory: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(factory).parameters
+    return {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+
+
 def bind(
-    factory: Callable[..., Any], values: Mapping[str, Any], path: str, given: Mapping[str, Any] | None = None
+    factory: Callable[..., Any],
+    values: Mapping[str, Any],
+    path: str,
+    given: Mapping[str, Any] | None = None,
+    others: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Checked keyword arguments for `factory`: every key known, every value of the annotated type.
 
@@ -159,11 +180,11 @@ def bind(
     parameters = inspect.signature(factory).parameters
     hints = _hints(factory)
     taken = set(given or ())
-    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - taken
+    named = _named(factory) - taken
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in values:
         if key in taken or (key not in named and not open_ended):
-            raise BastionError(f"{path}.{key}: unknown key{did_you_mean(key, named)}")
+            raise BastionError(f"{path}.{key}: unknown key{did_you_mean(key, named.union(others))}")
     for name in sorted(named - set(values)):
         if parameters[name].default is inspect.Parameter.empty:
             raise BastionError(f"{path}.{name}: missing; it has no default")

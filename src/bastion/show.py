@@ -21,7 +21,7 @@ from bastion.costs import (
     scientific,
 )
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, load_suite, shipped
+from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, load_suite, parse_changes, shipped
 
 if TYPE_CHECKING:
     from bastion.models import Classifier
@@ -43,22 +43,39 @@ def describe(
     is_recipe = path.suffix in (".yaml", ".yml") or (SHIPPED / f"{target}.yaml").is_file()
     if is_recipe and (changes or on or not is_model):
         return _describe_recipe(load_recipe(target, changes), on, check_utilisation(utilisation))
-    if on or changes:
+    if on or (changes and is_model):
         known = did_you_mean(target, shipped("recipes"))
-        raise BastionError(f"show {target}: --set and --on are for recipes, and this is none{known}")
+        raise BastionError(
+            f"show {target}: --on, and --set but for a model's name, are for recipes; this is none{known}"
+        )
     if is_model:
         return _describe_folder(target)
-    from bastion.models import models
+    from bastion.models import Classifier, complexity, models
 
     try:
-        backbone = models.build(target)
+        backbone = models.build({"name": target, **parse_changes(changes)})
     except BastionError as error:
         raise BastionError(f"show {target}: not a recipe, not a run or model folder; {error}") from error
-    from bastion.models import Classifier, complexity
-
     flat = (0.0,) * backbone.shape[0], (1.0,) * backbone.shape[0]
     model = Classifier(backbone, *flat)
-    return _describe_model(model, complexity.macs(model))
+    origin = [_row("from", backbone.paper)] if backbone.paper else []
+    return "\n".join([_describe_model(model, complexity.macs(model)), _attention(model, backbone.attention), *origin])
+
+
+def _attention(model: Classifier, kind: str | None) -> str:
+    """As it is seen in a pass: how many maps, over what, and their size."""
+    import torch
+
+    from bastion.models.classifier import in_mode
+
+    try:
+        with torch.no_grad(), in_mode(model, training=False), model.tap("attention") as taps:
+            model(torch.zeros(1, *model.shape))
+    except BastionError:
+        return _row("attention", "none")
+    shapes = list(dict.fromkeys("×".join(map(str, each.shape[1:])) for each in taps.attention.values()))
+    what = f"between {kind}: " if kind else ""
+    return _row("attention", f"{what}{len(taps.attention)} maps of heads×queries×keys {', '.join(shapes)}")
 
 
 def _describe_folder(target: str) -> str:
@@ -170,11 +187,14 @@ def _registered(room: str, registry: str) -> Callable[[str], Rows]:
 
 def _models(pattern: str) -> Rows:
     from bastion.models import models
+    from bastion.models.figures import known
     from bastion.models.timm import timm_names
 
+    counted = known()
     for name in models.names():
-        if name != "timm/*":
-            yield name, _first_line(models.factory(name))
+        if not name.endswith("/*"):
+            about = _first_line(models.factory(name))
+            yield name, f"{counted[name].short()}  {about}" if name in counted else about
     if pattern == "*":
         yield "timm/NAME", f"any of timm's {len(timm_names())} models; see `bastion list models 'timm/vit*'`"
     else:

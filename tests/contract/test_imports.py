@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "planning": {"models", "data", "training", "costs"},
     "show": {"models", "attacks", "data", "training", "probes", "costs", "planning"},
     "demo": {"training", "measuring", "reporting"},
-    "cli": {"training", "measuring", "reporting", "data", "show", "demo", "costs"},
+    "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo", "costs"},
     "__init__": {"training", "measuring", "reporting", "models", "attacks"},
     "__main__": {"cli"},
 }

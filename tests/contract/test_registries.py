@@ -13,7 +13,7 @@ from bastion import BastionError, Threat
 from bastion.attacks import attacks
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
-from bastion.models import checkpoint, models
+from bastion.models import checkpoint
 from bastion.models.classifier import Classifier
 from bastion.probes import probes
 from bastion.training.objectives import objectives
@@ -40,7 +40,6 @@ ATTENDING = {"patch-fool", "pna", "self-ensemble"}  # attacks that refuse models
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
 # Thousands of passes, by members that are tested here one by one.
 ATTACKS = [pytest.param(name, marks=pytest.mark.slow) if name == "autoattack" else name for name in attacks.names()]
-FAMILIES = [name for name in models.names() if not name.endswith("/*")]
 
 
 @pytest.fixture
@@ -160,41 +159,6 @@ class TestProbes:
         part = probe(tiny_model, batch.select(torch.tensor([4, 1])), seed=0)
         for fact, value in part.items():
             assert torch.allclose(value.double(), facts[fact][[4, 1]].double(), atol=1e-5, equal_nan=True), fact
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-class TestModels:
-    def _build(self, name: str, seed: int = 0) -> Classifier:
-        backbone = models.build(name)
-        channels = backbone.shape[0]
-        return checkpoint.build({"name": name}, mean=(0.5,) * channels, std=(0.25,) * channels, seed=seed).eval()
-
-    def test_logits_are_finite_and_the_gradient_reaches_the_input(self, name: str) -> None:
-        model = self._build(name)
-        x = torch.rand(2, *model.shape, requires_grad=True)
-        logits = model(x)
-        assert logits.shape == (2, model.num_classes)
-        assert logits.isfinite().all()
-        (gradient,) = torch.autograd.grad(logits.square().sum(), x)
-        assert (gradient.flatten(1).abs().sum(1) > 0).all()
-
-    def test_an_example_does_not_see_the_others(self, name: str) -> None:
-        model = self._build(name).double()
-        x = torch.rand(3, *model.shape, dtype=torch.float64)
-        assert torch.allclose(model(x)[1:2], model(x[1:2]), atol=1e-9)
-
-    def test_blocks_and_taps_agree(self, name: str) -> None:
-        model = self._build(name)
-        with torch.no_grad(), model.tap("blocks") as taps:
-            model(torch.rand(1, *model.shape))
-        assert list(taps.blocks) == [block.name for block in model.blocks()]
-
-    def test_saved_and_loaded_is_the_same(self, name: str, tmp_path: Any) -> None:
-        model = self._build(name, seed=3)
-        checkpoint.save(model, tmp_path)
-        x = torch.rand(1, *model.shape)
-        assert torch.equal(checkpoint.load(tmp_path)(x), model(x))
-        assert checkpoint.digest(self._build(name, seed=3)) == checkpoint.digest(model)
 
 
 def test_the_embedded_data_set_keeps_its_contract() -> None:

@@ -107,11 +107,15 @@ def test_a_killed_process_starts_again_from_the_last_checkpoint(tmp_path: Path) 
     (plugins / "killer.py").write_text(KILLER)
     env = {"BASTION_PLUGINS": str(tmp_path / "plugins"), "KILLED": str(tmp_path / "killed")}
     quick = (*QUICK, "optimizer={name: sgd, lr: 0.1}")  # Adam makes rounding errors large
-    changes = [word for change in (*quick, "objective={name: killer}") for word in ("--set", change)]
+    changes = [
+        word for change in (*quick, "objective={name: killer, label_smoothing: 0.1}") for word in ("--set", change)
+    ]
     launch("-m", "bastion", "train", "base/micro", *changes, "--dir", str(tmp_path / "struck"), restarts=1, **env)
     assert Path(env["KILLED"]).exists()
     struck = Run(tmp_path / "struck")
-    spared = train("base/micro", changes=(*quick, "objective={name: standard}"), folder=tmp_path / "spared")
+    spared = train(
+        "base/micro", changes=(*quick, "objective={name: standard, label_smoothing: 0.1}"), folder=tmp_path / "spared"
+    )
     assert torch.allclose(weights(struck), weights(spared), atol=1e-5)
     assert [r["message"] for r in struck.history() if r["kind"] == "event"] == ["resumed at step 3"]
     assert [r["step"] for r in steps(struck)] == [1, 2, 3, 4, 5, 6]

@@ -94,20 +94,20 @@ def test_this_machine_is_timed(recipe: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_that_is_announced_only_is_said_not_to_be_there(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_announced", ("xcit/*",))
-    text = describe(recipe, ("model=xcit/l12",))
-    assert "name: xcit/l12" in text
-    assert "not here     model: the model 'xcit/l12' is not available yet" in text
+    monkeypatch.setattr(models, "_announced", ("later/*",))
+    text = describe(recipe, ("model=later/l12",))
+    assert "name: later/l12" in text
+    assert "not here     model: the model 'later/l12' is not available yet" in text
     assert rows(text)["passes"].startswith("2 forward")
     assert rows(text)["training"].endswith("in 110 epochs")
     assert "parameters" not in rows(text)
     assert "plan" not in rows(text)
     with pytest.raises(BastionError, match="objective.attack.stepps: unknown key; did you mean 'steps'"):
-        describe(recipe, ("model=xcit/l12", "objective.attack={name: pgd, stepps: 2}"))
+        describe(recipe, ("model=later/l12", "objective.attack={name: pgd, stepps: 2}"))
     with pytest.raises(BastionError, match="data.sise: unknown key; did you mean 'size'"):
-        describe(recipe, ("model=xcit/l12", "data={name: imagenet, sise: 2}"))
-    with pytest.raises(BastionError, match="model.name: unknown model 'vxcit/l12'"):
-        describe(recipe, ("model=vxcit/l12",))
+        describe(recipe, ("model=later/l12", "data={name: imagenet, sise: 2}"))
+    with pytest.raises(BastionError, match="model.name: unknown model 'latter/l12'"):
+        describe(recipe, ("model=latter/l12",))
 
 
 def test_data_and_objective_may_be_announced_too(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,12 @@ def test_extra_images_that_are_not_here_are_named(recipe: str) -> None:
     [
         ("tiny/demo-robust", ("a10:8",), 0.3, r"--on a10:8: unknown device 'a10'; did you mean 'a100'\?"),
         ("tiny/demo-robust", (), 0.0, "--utilisation 0: expected a share of the peak"),
-        ("vit/micro", ("a100",), 0.3, "show vit/micro: --set and --on are for recipes, and this is none"),
+        (
+            "vit/micro",
+            ("a100",),
+            0.3,
+            "show vit/micro: --on, and --set but for a model.s name, are for recipes; this is none",
+        ),
         ("tiny/demo-robus", ("a100",), 0.3, r"this is none; did you mean 'tiny/demo-robust'\?"),
     ],
 )
@@ -175,3 +180,14 @@ def test_a_name_of_both_a_model_and_a_recipe_is_the_model_unless_a_plan_is_asked
     assert "schedule:" not in describe("zoo/cifar10-linf-vit")
     assert "schedule:" in describe("zoo/cifar10-linf-vit", (), ("a100",))
     assert "seed: 7" in describe("zoo/cifar10-linf-vit", ("seed=7",))
+
+
+def test_a_model_by_its_name_is_counted_with_its_options() -> None:
+    """Patches of 8 on 32 pixels: 16 tokens and that of the class."""
+    said = rows(describe("cifar/vit", ("patch_size=8",)))
+    assert (said["parameters"], said["input"]) == ("9,835,530", "3×32×32")
+    assert said["attention"] == "between tokens: 6 maps of heads×queries×keys 8×17×17"
+    assert said["from"].startswith("Dosovitskiy et al. 2021")
+    assert rows(describe("resnet/micro"))["attention"] == "none"
+    with pytest.raises(BastionError, match="model.patch_siz: unknown key; did you mean 'patch_size'"):
+        describe("cifar/vit", ("patch_siz=8",))

@@ -1,18 +1,16 @@
-"""Weights of one model for another of its family: a new head, a new stem, resized position embeddings."""
+"""Weights of one model for another of its family: a new head, a new stem, another image size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
-from timm.layers import resample_abs_pos_embed
-from torch import Tensor, nn
+from torch import nn
 
 from bastion.errors import BastionError
+from bastion.models import checkpoint
 from bastion.models.classifier import Classifier
+from bastion.models.positions import refitted
 
 
 @dataclass
@@ -38,8 +36,8 @@ class Transfer:
 def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> Transfer:
     """Give the model the source's weights, all but the parts of the network that `new` names.
 
-    The head stays as it is if the number of classes differs; position embeddings are resized. Any other tensor that
-    one has and the other has not is an error.
+    The head stays as it is if the number of classes differs; what belongs to positions is resized. Any other tensor
+    that one has and the other has not is an error.
     """
     fresh = tuple(new)
     own, theirs = model.network.state_dict(), source.network.state_dict()
@@ -57,8 +55,8 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
         elif theirs[name].shape == tensor.shape:
             tensor.copy_(theirs[name])
             done.loaded.append(name)
-        elif name.endswith("pos_embed") and tensor.ndim == 3 and tensor.shape[2] == theirs[name].shape[2]:
-            tensor.copy_(_resized(theirs[name], source.network, model.network))
+        elif (fitting := refitted(name, theirs[name], tensor.shape)) is not None:
+            tensor.copy_(fitting)
             done.resized.append(name)
         else:
             misfits.append(f"{name} ({tuple(theirs[name].shape)} in the source, {tuple(tensor.shape)} here)")
@@ -71,6 +69,16 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
         shown = "; ".join(misfits[:3]) + (f"; and {len(misfits) - 3} more" if len(misfits) > 3 else "")
         raise BastionError(f"init: the weights do not fit: {shown}; name the parts that start anew in init.new")
     return done
+
+
+def resized(model: Classifier, size: int) -> Classifier:
+    """The same weights for images of another size; position embeddings and tables are interpolated."""
+    if model.spec is None:
+        raise BastionError("resized: this model was not built from a spec, so it cannot be built at another size")
+    mean, std = (tuple(each.flatten().tolist()) for each in (model.mean, model.std))
+    other = checkpoint.build({**model.spec, "img_size": size}, mean=mean, std=std).to(model.mean)
+    transfer(model, other)
+    return other.train(model.training)
 
 
 def _inside(name: str, parts: Iterable[str]) -> bool:
@@ -93,11 +101,3 @@ def _head(network: nn.Module, classes: int) -> str:
             f"init: no layer of {type(network).__name__} has {classes} outputs; name the head in init.new"
         )
     return str(names[-1])
-
-
-def _resized(embedding: Tensor, source: nn.Module, network: nn.Module) -> Tensor:
-    """Bicubic, on the grid of patches; class tokens keep theirs."""
-    sizes = [list(each.patch_embed.grid_size) for each in (source, network)]  # type: ignore[union-attr, arg-type]
-    prefix = embedding.shape[1] - sizes[0][0] * sizes[0][1]
-    changed: Tensor = resample_abs_pos_embed(embedding, sizes[1], sizes[0], num_prefix_tokens=prefix)
-    return changed

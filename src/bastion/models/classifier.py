@@ -17,9 +17,10 @@ from bastion.errors import BastionError, did_you_mean
 from bastion.types import Block
 
 Resize = Literal["bilinear", "bicubic"]
+Attention = Literal["tokens", "windows", "channels"]  # between what the maps of a family are
 
 # The word that the field's code bases end the class of a residual block with.
-_BLOCK = re.compile(r"(Block|Bottleneck|ResidualUnit)\w*$")
+_BLOCK = re.compile(r"(Block|Bottleneck|ResidualUnit|Residual|DepthwiseSeparableConv)\w*$")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Backbone:
     network: nn.Module
     num_classes: int
     shape: tuple[int, int, int]  # (C, H, W) that it is made for
+    paper: str = ""  # that the architecture is from
+    attention: Attention | None = None  # what its maps are between, where that is known
+    # From the names of tensors in the authors' release to ours: a pattern of the whole name, and what `re.sub` puts.
+    renames: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
 
 
 @dataclass
@@ -166,18 +171,18 @@ def _hooked(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
-    """Watch every softmax over a 4-D tensor inside a block, fused ones too, whatever the family calls its modules."""
+    """Watch every attention map that is made inside a block, fused ones too, whatever the family calls its modules."""
     watch = _Watch(store)
     with ExitStack() as stack:
         for block in blocks:
-            enter = block.module.register_forward_pre_hook(lambda *_, name=block.name: watch.enter(name))
+            enter = block.module.register_forward_pre_hook(lambda _, x, name=block.name: watch.enter(name, len(x[0])))
             leave = block.module.register_forward_hook(lambda *_: watch.leave())
             stack.callback(enter.remove)
             stack.callback(leave.remove)
         stack.enter_context(watch)
         yield
     if watch.visited and not store:
-        raise BastionError("tap: this model has no attention maps; its blocks run no softmax over a 4-D tensor")
+        raise BastionError("tap: this model has no attention maps; its blocks run no softmax over queries and keys")
 
 
 class _Watch(AttentionMode):
@@ -189,8 +194,8 @@ class _Watch(AttentionMode):
         self.block: str | None = None
         self.visited = False
 
-    def enter(self, block: str) -> None:
-        self.block, self.visited = block, True
+    def enter(self, block: str, batch: int) -> None:
+        self.block, self.batch, self.visited = block, batch, True
 
     def leave(self) -> None:
         self.block = None

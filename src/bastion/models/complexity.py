@@ -17,7 +17,9 @@ def parameters(model: nn.Module) -> int:
 def macs(model: Classifier) -> int:
     """Multiply-accumulates, which the papers call FLOPs: half of torch's count of operations."""
     counter = FlopCounterMode(display=False)
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}  # it stumbles over some parameters
+    image = torch.zeros(1, *model.shape, device=model.mean.device)
     # Plain products: the counter does not know the fused attention of every device.
     with torch.no_grad(), in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), counter:
-        model(torch.zeros(1, *model.shape, device=model.mean.device))
+        torch.func.functional_call(model, state, image)
     return int(counter.get_total_flops()) // 2

@@ -2,49 +2,98 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
 
+PAPER = "He et al. 2016, Identity mappings in deep residual networks"
+
 
 class PreActBlock(nn.Module):
     """BN, ReLU, 3×3 convolution, twice, around a skip that sees the first activation where the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, width: int, stride: int, *, bias: bool = False, drop_rate: float = 0.0) -> None:
         super().__init__()
+        self.width = width  # of what comes out
         self.norm1 = nn.BatchNorm2d(before)
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        changes = stride != 1 or before != after
-        self.skip = nn.Conv2d(before, after, 1, stride, bias=False) if changes else None
+        self.act1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=bias)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.act2 = nn.ReLU()
+        self.drop = nn.Dropout(drop_rate) if drop_rate else nn.Identity()
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=bias)
+        changes = stride != 1 or before != width
+        self.skip = nn.Conv2d(before, width, 1, stride, bias=bias) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(x))
-        branch: Tensor = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        active = self.act1(self.norm1(x))
+        branch: Tensor = self.conv2(self.drop(self.act2(self.norm2(self.conv1(active)))))
+        return branch + (x if self.skip is None else self.skip(active))
+
+
+class PreActBottleneck(nn.Module):
+    """The same of 1×1, 3×3 and 1×1 convolutions; four times as wide at its end."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.width = 4 * width
+        self.norm1 = nn.BatchNorm2d(before)
+        self.act1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.act2 = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.norm3 = nn.BatchNorm2d(width)
+        self.act3 = nn.ReLU()
+        self.conv3 = nn.Conv2d(width, self.width, 1, bias=False)
+        changes = stride != 1 or before != self.width
+        self.skip = nn.Conv2d(before, self.width, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self.act1(self.norm1(x))
+        branch: Tensor = self.act2(self.norm2(self.conv1(active)))
+        branch = self.conv3(self.act3(self.norm3(self.conv2(branch))))
         return branch + (x if self.skip is None else self.skip(active))
 
 
 class PreActResNet(nn.Module):
+    """A 3×3 stem, stages of blocks that each halve the map but the first, the mean over the map, a linear head."""
+
     def __init__(
-        self, widths: tuple[int, ...], depths: tuple[int, ...], num_classes: int, in_chans: int, stem_stride: int
+        self,
+        widths: tuple[int, ...],
+        depths: tuple[int, ...],
+        num_classes: int,
+        in_chans: int,
+        stem_stride: int = 1,
+        *,
+        stem_width: int | None = None,
+        stem_bias: bool = False,
+        block: Callable[[int, int, int], PreActBlock | PreActBottleneck] = PreActBlock,
+        final_norm: bool = True,
     ) -> None:
+        """`final_norm: False` leaves out the BN and ReLU after the last block, as common code for CIFAR does."""
         super().__init__()
-        self.stem = nn.Conv2d(in_chans, widths[0], 3, stem_stride, padding=1, bias=False)
+        before = stem_width or widths[0]
+        self.stem = nn.Conv2d(in_chans, before, 3, stem_stride, padding=1, bias=stem_bias)
         stages = []
-        for stage, ((before, after), depth) in enumerate(zip(pairwise((widths[0], *widths)), depths, strict=True)):
-            first = PreActBlock(before, after, stride=1 if stage == 0 else 2)
-            stages.append(nn.Sequential(first, *(PreActBlock(after, after, 1) for _ in range(depth - 1))))
+        for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+            blocks: list[nn.Module] = []
+            for index in range(depth):
+                made = block(before, width, 2 if stage and not index else 1)
+                blocks.append(made)
+                before = made.width
+            stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
-        self.norm = nn.BatchNorm2d(widths[-1])
-        self.head = nn.Linear(widths[-1], num_classes)
+        self.norm = nn.BatchNorm2d(before) if final_norm else nn.Identity()
+        self.act = nn.ReLU() if final_norm else nn.Identity()
+        self.head = nn.Linear(before, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stages(self.stem(x))))
+        x = self.act(self.norm(self.stages(self.stem(x))))
         logits: Tensor = self.head(x.mean(dim=(2, 3)))
         return logits
 
@@ -63,4 +112,20 @@ def resnet_micro(
     if len(widths) != len(depths) or not widths:
         raise ValueError(f"widths and depths must name as many stages each, got {widths} and {depths}")
     network = PreActResNet(widths, depths, num_classes, in_chans, stem_stride)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size))
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+
+
+@models.register("cifar/preact-resnet")
+def cifar_preact_resnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
+    """Pre-activation ResNet-50 for 32×32 images, 23.5 M parameters, without BatchNorm before the head."""
+    widths, depths = (64, 128, 256, 512), (3, 4, 6, 3)
+    network = PreActResNet(widths, depths, num_classes, in_chans, block=PreActBottleneck, final_norm=False)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+
+
+@models.register("cifar/preact-resnet18")
+def cifar_preact_resnet18(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
+    """Pre-activation ResNet-18 for 32×32 images, 11.2 M parameters, without BatchNorm before the head."""
+    widths, depths = (64, 128, 256, 512), (2, 2, 2, 2)
+    network = PreActResNet(widths, depths, num_classes, in_chans, final_norm=False)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)

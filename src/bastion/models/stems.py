@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Layer = tuple[int, int, int]  # channels, kernel, stride
+Grid = Sequence[int]  # rows and columns of tokens
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -14,6 +18,26 @@ class ChannelNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Stem(nn.Module):
+    """Convolutions, each with LayerNorm and GELU; then, for a transformer, one of 1×1 to its width."""
+
+    def __init__(self, layers: Sequence[Layer], in_chans: int, width: int | None = None, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        stem: list[nn.Module] = []
+        before = in_chans
+        for channels, kernel, stride in layers:
+            convolution = nn.Conv2d(before, channels, kernel, stride, padding=kernel // 2)
+            stem += [convolution, ChannelNorm(channels, eps=eps), nn.GELU()]
+            before = channels
+        if width is not None:
+            stem.append(nn.Conv2d(before, width, 1))
+        self.stem = nn.Sequential(*stem)  # the name in the authors' checkpoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.stem(x)
+        return maps
 
 
 class ConvStem(nn.Module):
@@ -39,10 +63,44 @@ class ConvStem(nn.Module):
         self.patch_size = (stride, stride)
         self.grid_size = (img_size // stride, img_size // stride)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
-        layers: list[nn.Module] = []
-        for before, after in pairwise((in_chans, *widths)):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), ChannelNorm(after), nn.GELU()]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], embed_dim, 1))
+        self.layers = Stem([(width, 3, 2) for width in widths], in_chans, embed_dim, eps=1e-5).stem
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.flatten(self.layers(x), 2).transpose(1, 2)  # (B, N, D)
+
+
+def total_stride(layers: Sequence[Layer]) -> int:
+    """The size of the patches that they make."""
+    if not layers:
+        raise ValueError("stem: expected one convolution or more, got none")
+    for layer in layers:
+        if min(layer) < 1 or layer[1] % 2 == 0:
+            raise ValueError(
+                f"stem: expected positive [channels, kernel, stride] with an odd kernel, got {list(layer)}"
+            )
+    return math.prod(stride for _, _, stride in layers)
+
+
+def check_patches(img_size: int, patch_size: int) -> None:
+    if patch_size < 1 or img_size < 1 or img_size % patch_size:
+        raise ValueError(f"img_size: {img_size} cannot be cut into patches of {patch_size}")
+
+
+def patch_grid(img_size: int, patch_size: int, known: Collection[int]) -> tuple[int, int]:
+    """Rows and columns of patches; refuses patches that a stem cannot make, and images that they do not tile."""
+    if patch_size not in known:
+        raise ValueError(f"patch_size: expected one of {sorted(known)}, got {patch_size}")
+    if img_size < patch_size or img_size % patch_size:
+        raise ValueError(
+            f"img_size: {img_size} is not a multiple of the patch size {patch_size}; set a patch_size of "
+            f"{sorted(known)} that divides it, or another img_size"
+        )
+    return img_size // patch_size, img_size // patch_size
+
+
+def as_image(x: Tensor, grid: Grid) -> Tensor:
+    return x.transpose(1, 2).reshape(len(x), x.shape[2], *grid)  # (B, N, d) to (B, d, H, W)
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    return x.flatten(2).transpose(1, 2)  # (B, d, H, W) to (B, N, d)

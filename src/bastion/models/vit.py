@@ -45,4 +45,5 @@ def vit_micro(
         drop_path_rate=drop_path_rate,
         embed_layer=partial(ConvStem, stem) if stem else PatchEmbed,
     )
-    return Backbone(network, num_classes, (in_chans, img_size, img_size))
+    paper = "Dosovitskiy et al. 2021, An image is worth 16×16 words"
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

@@ -13,7 +13,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from bastion.errors import BastionError
@@ -117,8 +119,12 @@ def joined_world(device: torch.device) -> Iterator[World]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # Once and until the process ends: a second group would find the addresses of the first.
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # Once and until the process ends: a second group would find the addresses of the first. So would a process that
+        # torchrun started again, if the names it looks under were not of this start.
+        store, rank, size = next(rendezvous("env://"))
+        store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
     yield World(dist.get_rank(), dist.get_world_size(), device)
     dist.barrier()  # nobody leaves while another one still waits for an answer

@@ -9,7 +9,7 @@ import torch
 
 from bastion import BastionError
 from bastion.models import Classifier, checkpoint
-from bastion.models.adapt import transfer
+from bastion.models.adapt import resized, transfer
 
 
 def _vit(seed: int = 0, **changes: Any) -> Classifier:
@@ -52,7 +52,7 @@ def test_position_embeddings_are_resized_bicubically() -> None:
     done = transfer(source, model)
     assert done.resized == ["pos_embed"]
     grid = source.network.pos_embed.reshape(1, 4, 4, 16).permute(0, 3, 1, 2)
-    wanted = torch.nn.functional.interpolate(grid, (8, 8), mode="bicubic", antialias=True)
+    wanted = torch.nn.functional.interpolate(grid, scale_factor=8.1 / 4, mode="bicubic")
     assert torch.allclose(model.network.pos_embed, wanted.permute(0, 2, 3, 1).reshape(1, 64, 16), atol=1e-6)
 
 
@@ -65,3 +65,13 @@ def test_what_does_not_fit_is_named() -> None:
         transfer(_vit(0), _vit(1, embed_dim=32))
     with pytest.raises(BastionError, match="init.new: the network has no part 'stem'; its parts are patch_embed, "):
         transfer(_vit(0), _vit(1), ["stem"])
+
+
+def test_a_model_at_another_size_has_the_same_weights() -> None:
+    model = _vit(0)
+    larger = resized(model, 32)
+    assert larger.shape == (3, 32, 32) and larger.spec is not None and larger.spec["img_size"] == 32
+    assert torch.equal(larger.network.head.weight, model.network.head.weight)
+    assert larger(torch.rand(2, 3, 32, 32)).isfinite().all()
+    back = resized(larger, 16)  # a smooth embedding comes back nearly as it was
+    assert back.network.pos_embed.shape == model.network.pos_embed.shape

@@ -56,7 +56,7 @@ def test_timm_models_by_name_with_their_own_arguments(
     [
         ("vit/mirco", "unknown model 'vit/mirco'; did you mean 'vit/micro'"),
         ("timm/vit_tiny_patch16_225", "has no 'vit_tiny_patch16_225'; did you mean 'vit_tiny_patch16_224'"),
-        ({"name": "timm/resnet18", "patch": 4}, "timm cannot make 'resnet18' with {'patch': 4}"),
+        ({"name": "timm/resnet18", "patch": 4}, "timm cannot make 'resnet18' with {'patch': 4, "),
         ({"name": "vit/micro", "stem": [8]}, "1 convolutions of stride 2 make patches of 2, not 4"),
         ({"name": "vit/micro", "deph": 8}, "model.deph: unknown key; did you mean 'depth'"),
         ({"depth": 8}, "expected a model as {name: …}"),

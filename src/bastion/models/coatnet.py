@@ -1,0 +1,159 @@
+"""CoAtNet (Dai et al. 2021): stages of convolution (C) or of attention with relative positions (T), in any order."""
+
+from __future__ import annotations
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch.nn.functional as F
+from timm.layers import Mlp, RelPosBias, SqueezeExcite
+from torch import Tensor, nn
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+
+_HEADS, _HEAD_DIM = 8, 32
+
+
+class MBConvBlock(nn.Module):
+    """Pre-norm inverted bottleneck with squeeze-and-excitation; the first of a stage halves the map."""
+
+    def __init__(self, before: int, after: int, _: int, *, halves: bool) -> None:
+        super().__init__()
+        wide = 4 * before
+        self.norm = nn.BatchNorm2d(before)
+        self.conv = nn.Sequential(
+            *(nn.Conv2d(before, wide, 1, 2 if halves else 1, bias=False), nn.BatchNorm2d(wide), nn.GELU()),
+            *(nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.GELU()),
+            SqueezeExcite(wide, rd_channels=before // 4, bias=False, act_layer=nn.GELU),
+            *(nn.Conv2d(wide, after, 1, bias=False), nn.BatchNorm2d(after)),
+        )
+        self.skip = _skip(before, after) if halves else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        summed: Tensor = self.skip(x) + self.conv(self.norm(x))
+        return summed
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm attention and MLP on an image; in the first of a stage both the branch and the skip are pooled."""
+
+    def __init__(self, before: int, after: int, grid: int, *, halves: bool) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(3, 2, padding=1) if halves else nn.Identity()
+        self.norm1 = nn.LayerNorm(before)
+        self.attn = RelativeAttention(before, after, grid)
+        self.skip = nn.Conv2d(before, after, 1, bias=False) if halves else nn.Identity()
+        self.norm2 = nn.LayerNorm(after)
+        self.mlp = Mlp(after, 4 * before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(x)
+        branch: Tensor = self.attn(self.norm1(x.flatten(2).transpose(1, 2)))  # (B, N, after)
+        x = self.skip(x)
+        tokens = x.flatten(2).transpose(1, 2) + branch
+        branch = self.mlp(self.norm2(tokens))
+        return (tokens + branch).transpose(1, 2).reshape(x.shape)
+
+
+class RelativeAttention(nn.Module):
+    """Self-attention with a learned bias for each offset between two places of the grid."""
+
+    def __init__(self, before: int, after: int, grid: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(before, 3 * _HEADS * _HEAD_DIM, bias=False)
+        self.rel_pos = RelPosBias((grid, grid), _HEADS)
+        self.proj = nn.Linear(_HEADS * _HEAD_DIM, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, _HEADS, _HEAD_DIM)).permute(2, 0, 3, 1, 4)  # each (B, heads, N, 32)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=self.rel_pos.get_bias())
+        projected: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return projected
+
+
+def _skip(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(before, after, 1, bias=False))
+
+
+def _conv(before: int, after: int, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(after), nn.GELU())
+
+
+class CoAtNet(nn.Module):
+    def __init__(
+        self,
+        stages: str,
+        *,
+        num_classes: int,
+        in_chans: int,
+        img_size: int,
+        widths: tuple[int, ...],
+        depths: tuple[int, ...],
+        stem_stride: int,
+    ) -> None:
+        super().__init__()
+        kinds = {"C": MBConvBlock, "T": TransformerBlock}
+        before, grid = widths[0], img_size // stem_stride
+        self.stem = nn.Sequential(_conv(in_chans, before, stem_stride), _conv(before, before, 1))
+        self.stages = nn.Sequential()
+        for letter, after, depth in zip(stages, widths[1:], depths, strict=True):
+            kind, grid = kinds[letter], grid // 2
+            others = (kind(after, after, grid, halves=False) for _ in range(depth - 1))
+            self.stages.append(nn.Sequential(kind(before, after, grid, halves=True), *others))
+            before = after
+        self.head = nn.Linear(before, num_classes, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
+        return logits
+
+
+@models.register("cifar/coatnet")
+def cifar_coatnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stages: str = "CCTT") -> Backbone:
+    """CoAtNet-0 for CIFAR-10, 17 M parameters: four stages, each of convolution (C) or attention (T).
+
+    A stage halves the map: 8, 4, 2, 1 at 32; 56, 28, 14, 7 at 224.
+    """
+    widths, depths = (64, 96, 192, 384, 768), (2, 3, 5, 2)
+    return _coatnet(stages, num_classes, in_chans, img_size, widths, depths, stem_stride=2)
+
+
+@models.register("tiny/coatnet")
+def tiny_coatnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stages: str = "CCTT") -> Backbone:
+    """CoAtNet small enough for two cores, 0.9 M parameters; a stem of stride 1, so maps of 16, 8, 4, 2 at 32."""
+    widths, depths = (32, 32, 64, 96, 128), (2, 2, 2, 2)
+    return _coatnet(stages, num_classes, in_chans, img_size, widths, depths, stem_stride=1)
+
+
+def _coatnet(
+    stages: str,
+    num_classes: int,
+    in_chans: int,
+    img_size: int,
+    widths: tuple[int, ...],
+    depths: tuple[int, ...],
+    *,
+    stem_stride: int,
+) -> Backbone:
+    if len(stages) != 4 or set(stages) - set("CT"):
+        raise ValueError(f"stages must be four letters, each C or T, got {stages!r}")
+    if img_size % (16 * stem_stride):
+        raise ValueError(f"img_size must be a multiple of {16 * stem_stride}, got {img_size}")
+    network = CoAtNet(
+        stages,
+        num_classes=num_classes,
+        in_chans=in_chans,
+        img_size=img_size,
+        widths=widths,
+        depths=depths,
+        stem_stride=stem_stride,
+    )
+    return Backbone(
+        network,
+        num_classes,
+        (in_chans, img_size, img_size),
+        paper="Dai et al. 2021, CoAtNet",
+        attention="tokens" if "T" in stages else None,
+    )

@@ -1,0 +1,125 @@
+"""CvT (Wu et al. 2021): three stages of attention on images, with convolutions for tokens, queries, keys and values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch.nn.functional as F
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+from bastion.models.stems import ChannelNorm
+
+
+class ConvAttention(nn.Module):
+    """Attention of every pixel to every second one in both directions; projections start with a depthwise 3×3."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = _projection(dim, dim, stride=1)
+        self.kv = _projection(dim, 2 * dim, stride=2)
+        self.proj = nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            each.flatten(2).unflatten(1, (self.num_heads, -1)).transpose(2, 3)  # (B, heads, N or N / 4, d / heads)
+            for each in (self.q(x), *self.kv(x).chunk(2, dim=1))
+        )
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(2, 3)  # (B, heads, d / heads, N)
+        projected: Tensor = self.proj(attended.reshape(x.shape))
+        return projected
+
+
+def _projection(before: int, after: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(before, before, 3, stride, padding=1, groups=before, bias=False),
+        nn.BatchNorm2d(before),
+        nn.Conv2d(before, after, 1, bias=False),
+    )
+
+
+class CvTBlock(nn.Module):
+    """A pre-norm transformer block on an image, (B, d, H, W)."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.norm1 = ChannelNorm(dim)
+        self.attn = ConvAttention(dim, num_heads)
+        self.norm2 = ChannelNorm(dim)
+        self.mlp = Mlp(dim, 4 * dim, use_conv=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        branch: Tensor = self.mlp(self.norm2(x))
+        return x + branch
+
+
+class CvT(nn.Module):
+    def __init__(
+        self,
+        dims: tuple[int, ...],
+        depths: tuple[int, ...],
+        heads: tuple[int, ...],
+        *,
+        num_classes: int,
+        in_chans: int,
+        stride: int,
+    ) -> None:
+        super().__init__()
+        stages = []
+        before, strides = in_chans, (stride, 2, 2)
+        for dim, depth, num_heads, step in zip(dims, depths, heads, strides, strict=True):
+            kernel = max(3, 2 * step - 1)  # patches overlap: 7 for the paper's stride of 4, 3 for 2
+            embed = nn.Sequential(nn.Conv2d(before, dim, kernel, step, kernel // 2), ChannelNorm(dim))
+            blocks = nn.Sequential(*(CvTBlock(dim, num_heads) for _ in range(depth)))
+            stages.append(nn.Sequential(OrderedDict(embed=embed, blocks=blocks)))
+            before = dim
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(dims[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.stages(x).mean(dim=(2, 3)))
+        return logits
+
+
+@models.register("cifar/cvt")
+def cifar_cvt(
+    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int | None = None
+) -> Backbone:
+    """CvT-13 for CIFAR-10, 19.5 M parameters: 64, 192 and 384 wide, 1, 2 and 10 deep.
+
+    `patch_size` is the stride of the first embedding: by default 2 (maps of 16, 8, 4 at 32), and the paper's 4 for
+    images above 64 pixels (56, 28, 14 at 224).
+    """
+    return _cvt((64, 192, 384), (1, 2, 10), (1, 3, 6), num_classes, in_chans, img_size, patch_size)
+
+
+@models.register("tiny/cvt")
+def tiny_cvt(
+    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int | None = None
+) -> Backbone:
+    """CvT small enough for two cores, 1.0 M parameters: 32, 64 and 128 wide, 1, 2 and 4 deep."""
+    return _cvt((32, 64, 128), (1, 2, 4), (1, 2, 4), num_classes, in_chans, img_size, patch_size)
+
+
+def _cvt(
+    dims: tuple[int, ...],
+    depths: tuple[int, ...],
+    heads: tuple[int, ...],
+    num_classes: int,
+    in_chans: int,
+    img_size: int,
+    patch_size: int | None,
+) -> Backbone:
+    stride = (2 if img_size <= 64 else 4) if patch_size is None else patch_size
+    if stride < 1 or img_size % (4 * stride):
+        raise ValueError(f"img_size must be a multiple of 4 · patch_size, got {img_size} and {stride}")
+    network = CvT(dims, depths, heads, num_classes=num_classes, in_chans=in_chans, stride=stride)
+    paper = "Wu et al. 2021, CvT: Introducing convolutions to vision transformers"
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

@@ -1,0 +1,260 @@
+"""FAN: token attention, then a gate on channels that is computed from attention over tokens.
+
+Zhou et al. 2022, Understanding the Robustness in Vision Transformers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, LayerNorm, LayerNorm2d, trunc_normal_
+from timm.models.convnext import ConvNeXtStage
+from timm.models.xcit import LPI, ClassAttentionBlock, ConvPatchEmbed, PositionalEncodingFourier
+from torch import Tensor, nn
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+from bastion.models.stems import Grid, as_tokens, patch_grid
+
+_PLAIN_PATCHES = {16: 0, 8: 1, 4: 2, 2: 3}  # how many of the four convolutions keep the grid
+_HYBRID_STRIDES = {16: 4, 8: 2}  # of the first convolution
+
+
+@dataclass(frozen=True)
+class _Size:
+    about: str
+    dim: int
+    depth: int
+    heads: int
+    stem_depths: tuple[int, int] | None = None  # of the two ConvNeXt stages; none: a plain stem
+    head_scale: float = 1.0
+    num_classes: int = 1000
+    img_size: int = 224
+    patch_size: int = 16
+
+
+_SIZES = {
+    "fan/hybrid-t": _Size("FAN-T-Hybrid: ConvNeXt stem, 7.5 M parameters.", 192, 8, 8, (3, 3)),
+    "fan/hybrid-s": _Size("FAN-S-Hybrid: ConvNeXt stem, 26.1 M parameters.", 384, 10, 8, (3, 3)),
+    "fan/hybrid-b": _Size("FAN-B-Hybrid: ConvNeXt stem, 50.5 M parameters.", 448, 16, 8, (3, 3)),
+    "fan/hybrid-l": _Size("FAN-L-Hybrid: ConvNeXt stem, 76.9 M parameters.", 480, 22, 10, (3, 5), head_scale=1e-3),
+    "fan/vit-t": _Size("FAN-T-ViT: 7.3 M parameters.", 192, 12, 4),
+    "fan/vit-s": _Size("FAN-S-ViT: 28.3 M parameters.", 384, 12, 8),
+    "fan/vit-b": _Size("FAN-B-ViT: 54.4 M parameters.", 448, 18, 8),
+    "fan/vit-l": _Size("FAN-L-ViT: 80.6 M parameters.", 480, 24, 10, head_scale=1e-3),
+    "tiny/fan": _Size(
+        "FAN-ViT for 32×32 images: 64 tokens, 1.1 M parameters.",
+        *(96, 6, 4),
+        num_classes=10,
+        img_size=32,
+        patch_size=4,
+    ),
+}
+
+
+class PlainStem(nn.Module):
+    """XCiT's: four 3×3 convolutions of stride 2. Patches below 16 set the first strides to 1, with the same weights."""
+
+    def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int) -> None:
+        super().__init__()
+        self.grid_size = patch_grid(img_size, patch_size, _PLAIN_PATCHES)
+        self.patch_size = (patch_size, patch_size)
+        self.proj = ConvPatchEmbed(img_size, 16, in_chans, embed_dim).proj
+        for convolution, _norm in self.proj[0::2][: _PLAIN_PATCHES[patch_size]]:
+            convolution.stride = (1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches: Tensor = self.proj(x)
+        return patches  # (B, d, H, W)
+
+
+class HybridStem(nn.Module):
+    """The first two stages of a ConvNeXt, and a 2×2 convolution. Patches of 8 halve the stride of the first layer."""
+
+    def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, depths: tuple[int, int]) -> None:
+        super().__init__()
+        self.grid_size = patch_grid(img_size, patch_size, _HYBRID_STRIDES)
+        self.patch_size = (patch_size, patch_size)
+        stride = _HYBRID_STRIDES[patch_size]
+        stage = partial(ConvNeXtStage, ls_init_value=1e-6, norm_layer=LayerNorm2d, norm_layer_cl=LayerNorm)
+        self.backbone = nn.Sequential(
+            OrderedDict(
+                stem=nn.Sequential(
+                    nn.Conv2d(in_chans, 128, 4, stride, padding=(4 - stride) // 2),
+                    LayerNorm2d(128),
+                ),
+                stages=nn.Sequential(
+                    stage(128, 128, stride=1, depth=depths[0]), stage(128, 256, stride=2, depth=depths[1])
+                ),
+            )
+        )
+        for module in self.backbone.modules():
+            if isinstance(module, nn.Conv2d):
+                _init(module)
+        self.proj = nn.Conv2d(256, embed_dim, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches: Tensor = self.proj(self.backbone(x))
+        return patches  # (B, d, H, W)
+
+
+class TokenAttention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)  # (B, heads, N, d / heads)
+        k, v = self.kv(x).reshape(*x.shape[:2], 2, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        out: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+class ConvFFN(nn.Module):
+    """Two linear layers; between them, depthwise convolutions beside a skip."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.dwconv = LPI(hidden)
+        self.gamma = nn.Parameter(torch.ones(hidden))
+        self.fc2 = nn.Linear(hidden, dim)
+        for convolution in (self.dwconv.conv1, self.dwconv.conv2):
+            nn.init.normal_(convolution.weight, std=(2 / 9) ** 0.5)  # variance 2 / fan-out, and that is 3×3
+            nn.init.zeros_(convolution.bias)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = self.fc1(x)
+        out: Tensor = self.fc2(x + self.gamma * self.dwconv(x, *grid))
+        return out
+
+
+class ChannelGate(nn.Module):
+    """An FFN whose channels are weighed by how the tokens that they look at match those that their head looks at."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+        self.q = nn.Linear(dim, dim)
+        self.mlp_v = ConvFFN(dim, 4 * dim)
+        self.norm_v = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        # Softmaxes over tokens, on 3-D tensors: they are no attention maps.
+        split = (*x.shape[:2], self.num_heads, -1)
+        q = torch.softmax(self.q(x), dim=1).reshape(split)  # (B, N, heads, d / heads)
+        k = torch.softmax(x, dim=1).reshape(split).mean(-1)  # (B, N, heads)
+        gate = torch.einsum("bnhc,bnh->bhc", q, k).sigmoid() * self.temperature[..., 0]
+        value: Tensor = self.norm_v(self.mlp_v(x, grid))
+        return gate.flatten(1).unsqueeze(1) * value
+
+
+class FANBlock(nn.Module):
+    """Token attention, then the channels' gate, each after a LayerNorm, scaled, and beside a skip."""
+
+    def __init__(self, dim: int, num_heads: int, drop_path_rate: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = TokenAttention(dim, num_heads)
+        self.gamma1 = nn.Parameter(torch.ones(dim))
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = ChannelGate(dim, num_heads)
+        self.gamma2 = nn.Parameter(torch.ones(dim))
+        self.drop_path = DropPath(drop_path_rate)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x)))
+        out: Tensor = x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x), grid))
+        return out
+
+
+class FAN(nn.Module):
+    """A stem, Fourier positions, blocks, and a class token that joins for two blocks of class attention."""
+
+    def __init__(
+        self, size: _Size, *, num_classes: int, in_chans: int, img_size: int, patch_size: int, drop_path_rate: float
+    ) -> None:
+        super().__init__()
+        dim = size.dim
+        self.patch_embed: PlainStem | HybridStem
+        if size.stem_depths is None:
+            self.patch_embed = PlainStem(img_size, patch_size, in_chans, dim)
+        else:
+            self.patch_embed = HybridStem(img_size, patch_size, in_chans, dim, size.stem_depths)
+        self.pos_embed = PositionalEncodingFourier(dim=dim)
+        self.blocks = nn.ModuleList(FANBlock(dim, size.heads, drop_path_rate) for _ in range(size.depth))
+        self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+        norm = partial(nn.LayerNorm, eps=1e-6)
+        self.cls_attn_blocks = nn.ModuleList(
+            ClassAttentionBlock(dim, size.heads, qkv_bias=True, norm_layer=norm, eta=1.0, tokens_norm=True)
+            for _ in range(2)
+        )
+        self.norm = norm(dim)
+        self.head = nn.Linear(dim, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                _init(module)
+        with torch.no_grad():
+            self.head.weight.mul_(size.head_scale)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"cls_token"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x)
+        grid = x.shape[2:]
+        x = as_tokens(x + self.pos_embed(1, *grid))
+        for block in self.blocks:
+            x = block(x, grid)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        for block in self.cls_attn_blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x)[:, 0])
+        return logits
+
+
+def _init(layer: nn.Conv2d | nn.Linear) -> None:
+    trunc_normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _register(name: str, size: _Size) -> None:
+    @models.register(name)
+    def fan(
+        *,
+        num_classes: int = size.num_classes,
+        in_chans: int = 3,
+        img_size: int = size.img_size,
+        patch_size: int = size.patch_size,
+        drop_path_rate: float = 0.0,
+    ) -> Backbone:
+        network = FAN(
+            size,
+            num_classes=num_classes,
+            in_chans=in_chans,
+            img_size=img_size,
+            patch_size=patch_size,
+            drop_path_rate=drop_path_rate,
+        )
+        paper = "Zhou et al. 2022, Understanding the Robustness in Vision Transformers"
+        return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
+
+    fan.__doc__ = size.about
+
+
+for _name, _size in _SIZES.items():
+    _register(_name, _size)

@@ -1,0 +1,162 @@
+"""MobileViT (Mehta and Rastegari 2022): MobileNet blocks, and transformers between the pixels of patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch
+from timm.layers import Attention, Mlp
+from torch import Tensor, nn
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+
+Stride = Literal[8, 16, 32]
+
+
+class MV2Block(nn.Module):
+    """MobileNetV2's: widen, convolve by channel, narrow; a skip where the shape stays."""
+
+    def __init__(self, before: int, after: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = expansion * before
+        self.conv = nn.Sequential(
+            _conv(before, wide, 1),
+            _conv(wide, wide, 3, stride, groups=wide),
+            nn.Conv2d(wide, after, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.skips = stride == 1 and before == after
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch: Tensor = self.conv(x)
+        return x + branch if self.skips else branch
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm attention of 4 heads with 8 channels each, and an MLP."""
+
+    def __init__(self, dim: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, 4, attn_head_dim=8, qkv_bias=False)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, mlp_ratio * dim, act_layer=nn.SiLU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        branch: Tensor = self.mlp(self.norm2(x))
+        return x + branch
+
+
+class MobileViTBlock(nn.Module):
+    """Local convolutions, a transformer between the pixels at one place of every 2×2 patch, and a fusion of both."""
+
+    def __init__(self, channels: int, dim: int, depth: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(channels, channels, 3)
+        self.conv2 = _conv(channels, dim, 1)
+        self.transformer = nn.Sequential(*(TransformerLayer(dim, mlp_ratio) for _ in range(depth)))
+        self.conv3 = _conv(dim, channels, 1)
+        self.conv4 = _conv(2 * channels, channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        local = self.conv2(self.conv1(x))
+        mixed = _joined(self.transformer(_parted(local)), local.shape)
+        fused: Tensor = self.conv4(torch.cat([self.conv3(mixed), x], dim=1))
+        return fused
+
+
+def _parted(x: Tensor) -> Tensor:
+    """(B, d, H, W) to the four places in a 2×2 patch and the patches, (4 B, H W / 4, d)."""
+    batch, dim, height, width = x.shape
+    patched = x.reshape(batch, dim, height // 2, 2, width // 2, 2)
+    return patched.permute(0, 3, 5, 2, 4, 1).reshape(4 * batch, height * width // 4, dim)
+
+
+def _joined(tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The way back."""
+    batch, dim, height, width = shape
+    patched = tokens.view(batch, 2, 2, height // 2, width // 2, dim)
+    return patched.permute(0, 5, 3, 1, 4, 2).reshape(shape)
+
+
+def _conv(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(after), nn.SiLU())
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Of a size of MobileViT."""
+
+    stem: tuple[int, int, int]  # the first convolution, and the MV2 blocks before the transformers
+    stages: tuple[int, int, int]
+    dims: tuple[int, int, int]  # of the stages' transformers
+    last: int
+    expansion: int  # of the MV2 blocks
+
+
+class MobileViT(nn.Module):
+    def __init__(self, widths: Widths, *, num_classes: int, in_chans: int, strides: tuple[int, int]) -> None:
+        super().__init__()
+        first, second, third = widths.stem
+        self.conv1 = _conv(in_chans, first, 3, strides[0])
+        self.stem = nn.Sequential(
+            MV2Block(first, second, 1, widths.expansion),
+            MV2Block(second, third, strides[1], widths.expansion),
+            MV2Block(third, third, 1, widths.expansion),
+            MV2Block(third, third, 1, widths.expansion),
+        )
+        stages: list[nn.Module] = []
+        before = third
+        for channels, dim, depth, ratio in zip(widths.stages, widths.dims, (2, 4, 3), (2, 4, 4), strict=True):
+            stages += [MV2Block(before, channels, 2, widths.expansion), MobileViTBlock(channels, dim, depth, ratio)]
+            before = channels
+        self.trunk = nn.Sequential(*stages)
+        self.conv2 = _conv(before, widths.last, 1)
+        self.head = nn.Linear(widths.last, num_classes, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv2(self.trunk(self.stem(self.conv1(x))))
+        logits: Tensor = self.head(x.mean(dim=(2, 3)))
+        return logits
+
+
+@models.register("cifar/mobilevit")
+def cifar_mobilevit(
+    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stride: Stride | None = None
+) -> Backbone:
+    """MobileViT-S for CIFAR-10, 5.0 M parameters.
+
+    `stride` is that of the last map, 32 in the paper, which takes multiples of 64 only as patches are of 2×2. By
+    default it is 8 (transformers on maps of 16, 8, 4 at 32), and 16 for images above 64 pixels (56, 28, 14 at 224).
+    """
+    small = Widths((16, 32, 64), (96, 128, 160), (144, 192, 240), 640, expansion=4)
+    return _mobilevit(small, num_classes, in_chans, img_size, stride)
+
+
+@models.register("tiny/mobilevit")
+def tiny_mobilevit(
+    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stride: Stride | None = None
+) -> Backbone:
+    """MobileViT-XXS, small enough for two cores, 1.0 M parameters; `stride` as in `cifar/mobilevit`."""
+    smallest = Widths((16, 16, 24), (48, 64, 80), (64, 80, 96), 320, expansion=2)
+    return _mobilevit(smallest, num_classes, in_chans, img_size, stride)
+
+
+def _mobilevit(widths: Widths, num_classes: int, in_chans: int, img_size: int, stride: Stride | None) -> Backbone:
+    total = stride or (8 if img_size <= 64 else 16)
+    if img_size % (2 * total):
+        raise ValueError(
+            f"img_size must be a multiple of {2 * total}, as the last map, of stride {total}, is cut into patches of "
+            f"2×2; got {img_size}"
+        )
+    strides = {8: (1, 1), 16: (2, 1), 32: (2, 2)}[total]
+    network = MobileViT(widths, num_classes=num_classes, in_chans=in_chans, strides=strides)
+    paper = "Mehta and Rastegari 2022, MobileViT"
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="windows")

@@ -1,0 +1,179 @@
+"""T2T-ViT: overlapping patches are attended to and merged twice before a narrow, deep ViT.
+
+Yuan et al. 2021, Tokens-to-Token ViT; the `t` models, whose tokens are made by transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+from bastion.models.stems import as_image, patch_grid
+
+_STRIDES = {16: (4, 2, 2), 8: (2, 2, 2), 4: (2, 2, 1)}  # of the three soft splits, by patch size
+
+
+@dataclass(frozen=True)
+class _Size:
+    about: str
+    dim: int
+    depth: int
+    heads: int
+    num_classes: int = 1000
+    img_size: int = 224
+    patch_size: int = 16
+
+
+_SIZES = {
+    "t2t/14": _Size("T2T-ViT-t-14: 21.5 M parameters.", 384, 14, 6),
+    "t2t/24": _Size("T2T-ViT-t-24: 64.1 M parameters.", 512, 24, 8),
+    "tiny/t2t": _Size(
+        "T2T-ViT for 32×32 images: 64 tokens, 1.2 M parameters.",
+        *(128, 6, 4),
+        num_classes=10,
+        img_size=32,
+        patch_size=4,
+    ),
+}
+
+
+class TokenAttention(nn.Module):
+    """Attention of one head that narrows; the values take the place of the skip, which would be too wide."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.scale = before**-0.5  # of the input's width, as the authors have it
+        self.qkv = nn.Linear(before, 3 * after, bias=False)
+        self.proj = nn.Linear(after, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)  # (B, 1, N, d) each
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        out: Tensor = v[:, 0] + self.proj(mixed[:, 0])
+        return out
+
+
+class TokenTransformer(nn.Module):
+    """A transformer layer of the stem, (B, N, before) to (B, N, after)."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(before)
+        self.attn = TokenAttention(before, after)
+        self.norm2 = nn.LayerNorm(after)
+        self.mlp = Mlp(after, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attn(self.norm1(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class TokensToToken(nn.Module):
+    """Soft splits into overlapping patches with a token transformer after each but the last, which is projected."""
+
+    def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, token_dim: int = 64) -> None:
+        super().__init__()
+        self.grid_size = patch_grid(img_size, patch_size, _STRIDES)
+        self.patch_size = (patch_size, patch_size)
+        first, second, third = _STRIDES[patch_size]
+        self.sides = (img_size // first, img_size // first // second)  # of the grids on the way
+        self.soft_split0 = nn.Unfold(7, stride=first, padding=2 if first == 4 else 3)
+        self.attention1 = TokenTransformer(in_chans * 7 * 7, token_dim)
+        self.soft_split1 = nn.Unfold(3, stride=second, padding=1)
+        self.attention2 = TokenTransformer(token_dim * 3 * 3, token_dim)
+        self.soft_split2 = nn.Unfold(3, stride=third, padding=1)
+        self.project = nn.Linear(token_dim * 3 * 3, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        after_first, after_second = self.sides
+        x = self.attention1(self.soft_split0(x).transpose(1, 2))  # (B, N, token_dim)
+        x = self.attention2(self.soft_split1(as_image(x, (after_first, after_first))).transpose(1, 2))
+        tokens: Tensor = self.project(self.soft_split2(as_image(x, (after_second, after_second))).transpose(1, 2))
+        return tokens
+
+
+class T2TViT(nn.Module):
+    """Tokens, a class token, fixed positions, and plain pre-norm blocks."""
+
+    def __init__(
+        self, size: _Size, *, num_classes: int, in_chans: int, img_size: int, patch_size: int, drop_path_rate: float
+    ) -> None:
+        super().__init__()
+        dim = size.dim
+        self.patch_embed = TokensToToken(img_size, patch_size, in_chans, dim)
+        rows, columns = self.patch_embed.grid_size
+        self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+        # Not trained, yet a parameter: the published counts include it.
+        self.pos_embed = nn.Parameter(sinusoids(1 + rows * columns, dim), requires_grad=False)
+        self.blocks = nn.ModuleList(
+            Block(dim, size.heads, mlp_ratio=3.0, drop_path=rate, norm_layer=nn.LayerNorm)
+            for rate in calculate_drop_path_rates(drop_path_rate, size.depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, num_classes)
+        self.apply(_init_linear)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"cls_token", "pos_embed"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x)[:, 0])
+        return logits
+
+
+def sinusoids(positions: int, dim: int) -> Tensor:
+    """(1, positions, dim): sines and cosines in turn, of wavelengths from 2π to 20000π (Vaswani et al. 2017)."""
+    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * frequencies
+    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    return table.unsqueeze(0).to(torch.get_default_dtype())
+
+
+def _init_linear(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _register(name: str, size: _Size) -> None:
+    @models.register(name)
+    def t2t(
+        *,
+        num_classes: int = size.num_classes,
+        in_chans: int = 3,
+        img_size: int = size.img_size,
+        patch_size: int = size.patch_size,
+        drop_path_rate: float = 0.0,
+    ) -> Backbone:
+        network = T2TViT(
+            size,
+            num_classes=num_classes,
+            in_chans=in_chans,
+            img_size=img_size,
+            patch_size=patch_size,
+            drop_path_rate=drop_path_rate,
+        )
+        paper = "Yuan et al. 2021, Tokens-to-Token ViT"
+        return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
+
+    t2t.__doc__ = size.about
+
+
+for _name, _size in _SIZES.items():
+    _register(_name, _size)

@@ -1,0 +1,59 @@
+"""Variants of any model: another activation, finer strides for small images."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from bastion.models.classifier import Backbone
+
+Activation = Literal["gelu", "relu", "silu"]
+
+_MADE: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
+# By name, as timm has its own of most; gates (Sigmoid, Hardsigmoid, Tanh) and softmaxes are no activations.
+_ACTIVATIONS = {
+    *("ReLU", "ReLU6", "LeakyReLU", "GELU", "GELUTanh", "QuickGELU", "SiLU", "Swish", "Mish", "ELU", "CELU", "SELU"),
+    *("Hardswish", "HardSwish", "HardSwishMe", "SwishMe", "MishMe", "HardMish", "HardMishMe", "PReLU", "StarReLU"),
+}
+_STRIDED = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+
+
+def varied(backbone: Backbone, /, *, act_layer: Activation | None = None, unstride: int = 0) -> Backbone:
+    """Keys that every model takes.
+
+    `act_layer` takes the place of each activation; `unstride: n` sets the stride of the first n convolutions or
+    poolings that have one to 1, so that weights of large images serve small ones.
+    """
+    if act_layer is not None:
+        _activate(backbone.network, act_layer)
+    if unstride:
+        _unstride(backbone.network, unstride)
+    return backbone
+
+
+def _activate(network: nn.Module, name: Activation) -> None:
+    places = [
+        (module, key)
+        for module in network.modules()
+        for key, child in module.named_children()
+        if type(child).__name__ in _ACTIVATIONS
+    ]
+    if not places:
+        raise ValueError(f"act_layer: {type(network).__name__} has no activation modules to replace by {name}")
+    for module, key in places:
+        setattr(module, key, _MADE[name]())
+
+
+def _unstride(network: nn.Module, count: int) -> None:
+    strided = [
+        module for module in network.modules() if isinstance(module, _STRIDED) and _sides(module.stride) != (1, 1)
+    ]
+    if not 0 <= count <= len(strided):
+        raise ValueError(f"unstride: {type(network).__name__} has {len(strided)} strided layers, got {count}")
+    for module in strided[:count]:
+        module.stride = 1 if isinstance(module.stride, int) else (1, 1)
+
+
+def _sides(stride: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (stride, stride) if isinstance(stride, int) else tuple(stride)

@@ -1,0 +1,45 @@
+"""VGG (Simonyan and Zisserman 2015) with BatchNorm for small images: 3×3 convolutions, no skips."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from bastion.models import models
+from bastion.models.classifier import Backbone
+
+
+class VGGBlock(nn.Sequential):
+    """A stage between poolings: convolutions with BN and ReLU."""
+
+    def __init__(self, before: int, width: int, depth: int) -> None:
+        layers: list[nn.Module] = []
+        for index in range(depth):
+            conv = nn.Conv2d(width if index else before, width, 3, padding=1)
+            layers += [conv, nn.BatchNorm2d(width), nn.ReLU()]
+        super().__init__(*layers)
+
+
+class VGG(nn.Module):
+    def __init__(self, widths: tuple[int, ...], depths: tuple[int, ...], num_classes: int, in_chans: int) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        for (before, width), depth in zip(pairwise((in_chans, *widths)), depths, strict=True):
+            stages += [VGGBlock(before, width, depth), nn.MaxPool2d(2)]
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.stages(x).mean(dim=(2, 3)))
+        return logits
+
+
+@models.register("cifar/vgg")
+def cifar_vgg(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
+    """VGG-16 with BatchNorm for 32×32 images, 14.7 M parameters; one linear layer is its head."""
+    if img_size < 32:
+        raise ValueError(f"img_size: five poolings halve the image, so it needs 32 pixels or more, got {img_size}")
+    network = VGG((64, 128, 256, 512, 512), (2, 2, 3, 3, 3), num_classes, in_chans)
+    paper = "Simonyan and Zisserman 2015, Very deep convolutional networks"
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper)

@@ -1,0 +1,120 @@
+"""Every model of the registry keeps its contract; being registered is being tested."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bastion.errors import BastionError
+from bastion.models import checkpoint, complexity, models
+from bastion.models.classifier import Classifier
+from bastion.models.figures import figures, known
+
+NAMES = [name for name in models.names() if not name.endswith("/*")]
+KNOWN = known()
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "models_table.py"))
+
+
+def _costly(name: str) -> bool:
+    """Those are run with the slow tests; what they are made of, the small ones of their family are made of too."""
+    return name in KNOWN and (KNOWN[name].parameters > 12e6 or KNOWN[name].macs > 0.7e9)
+
+
+def _build(name: str, seed: int = 0) -> Classifier:
+    return checkpoint.build(name, mean=(0.5,) * 3, std=(0.25,) * 3, seed=seed).eval()
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow) if _costly(name) else name for name in NAMES]
+)
+def model(request: pytest.FixtureRequest) -> Classifier:
+    return _build(request.param)
+
+
+def test_logits_are_finite_and_the_gradient_reaches_the_input(model: Classifier) -> None:
+    x = torch.rand(2, *model.shape, requires_grad=True)
+    logits = model(x)
+    assert logits.shape == (2, model.num_classes)
+    assert logits.isfinite().all()
+    (gradient,) = torch.autograd.grad(logits.square().sum(), x)
+    assert (gradient.flatten(1).abs().sum(1) > 0).all()
+
+
+def test_blocks_and_taps_agree(model: Classifier) -> None:
+    blocks = [block.name for block in model.blocks()]
+    with torch.no_grad(), model.tap("blocks") as taps:
+        model(torch.rand(1, *model.shape))
+    assert list(taps.blocks) == blocks
+    assert all(output.isfinite().all() for output in taps.blocks.values())
+
+
+def test_attention_maps_are_distributions_or_an_error_says_there_are_none(model: Classifier) -> None:
+    assert model.spec is not None
+    name = model.spec["name"]
+    if KNOWN[name].attention is None:
+        with pytest.raises(BastionError, match="this model has no attention maps"), model.tap("attention"):
+            model(torch.rand(1, *model.shape))
+        return
+    with torch.no_grad(), model.tap("attention") as taps:
+        model(torch.rand(2, *model.shape))
+    assert taps.attention
+    for attention in taps.attention.values():
+        assert attention.ndim == 4 and attention.shape[0] % 2 == 0
+        assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-4)
+
+
+def test_saved_and_loaded_is_the_same(model: Classifier, tmp_path: Path) -> None:
+    assert model.spec is not None
+    checkpoint.save(model, tmp_path)
+    x = torch.rand(1, *model.shape)
+    with torch.no_grad():
+        assert torch.equal(checkpoint.load(tmp_path)(x), model(x))
+
+
+def test_the_seed_alone_makes_the_weights(model: Classifier) -> None:
+    assert model.spec is not None
+    torch.manual_seed(torch.seed() % 1000)
+    assert checkpoint.digest(_build(model.spec["name"])) == checkpoint.digest(model)
+
+
+def test_an_example_does_not_see_the_others(model: Classifier) -> None:
+    assert model.spec is not None
+    precise = _build(model.spec["name"]).double()
+    x = torch.rand(3, *model.shape, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(precise(x)[1:2], precise(x[1:2]), atol=1e-9)
+
+
+def _parameters(spec: Any) -> int:
+    with torch.device("meta"):
+        return complexity.parameters(models.build(spec).network)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_as_listed(name: str) -> None:
+    assert _parameters(name) == KNOWN[name].parameters, "count again: python scripts/models_table.py"
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=f"{paper} {row.label}") for paper, rows in TABLES["PUBLISHED"].items() for row in rows]
+)
+def test_published_counts_are_met_or_the_row_says_why_not(row: Any) -> None:
+    assert row.why or abs(_parameters(row.spec) / 1e6 / row.parameters - 1) <= 0.01
+
+
+@pytest.mark.slow  # a pass through every model
+def test_the_page_is_up_to_date_and_its_rows_agree() -> None:
+    assert {name: figures(name) for name in NAMES} == KNOWN, "count again: python scripts/models_table.py"
+    page = TABLES["PAGE"].read_text()
+    assert page == TABLES["rendered"](page, KNOWN), "write it again: python scripts/models_table.py"
+    assert all(row.agrees(figures(row.spec)) for rows in TABLES["PUBLISHED"].values() for row in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny/")])
+def test_tiny_models_are_tiny(name: str) -> None:
+    assert KNOWN[name].parameters <= 1.5e6
+    assert KNOWN[name].shape == (3, 32, 32)

@@ -1,0 +1,189 @@
+"""Checkpoints of other code bases, in the layouts that they are published in."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from bastion import BastionError
+from bastion.cli import app
+from bastion.models import checkpoint, models
+from bastion.models.foreign import NORMALISATIONS, import_file
+from bastion.models.load import load
+
+VIT = {"name": "timm/vit_tiny_patch16_224", "img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2}
+SPEC = {**VIT, "num_heads": 2, "num_classes": 5}
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    return models.build(SPEC).network.state_dict()
+
+
+def _stats() -> dict[str, Tensor]:
+    return {"normalize.mean": torch.tensor(MEAN).view(1, 3, 1, 1), "normalize.std": torch.tensor(STD).view(1, 3, 1, 1)}
+
+
+def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+LAYOUTS = {
+    "flat": lambda state: state,
+    "training file": lambda state: {"model": state, "epoch": 3, "optimizer": {"lr": 0.1}},
+    "timm saver": lambda state: {"state_dict": state, "arch": "x", "args": argparse.Namespace(lr=0.1), "epoch": 7},
+    "data parallel": lambda state: {"model_state_dict": _below("module.", state)},
+    "attack wrapper": lambda state: _below("module.base_model.", state),
+    "compiled": lambda state: _below("_orig_mod.", state),
+    "normaliser": lambda state: {**_stats(), **_below("model.", state)},
+    "attack wrapper and normaliser": lambda state: _below(
+        "module.base_model.", {**_stats(), **_below("model.", state)}
+    ),
+    "attacker": lambda state: _below("module.", {**_below("model.", state), "attacker.eps": torch.tensor(1.0)}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_weights(layout: str, weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(LAYOUTS[layout](weights), path)
+    found = "normaliser" in layout
+    done = import_file(path, SPEC, normalize=None if found else "imagenet")
+    assert done.model.network.state_dict().keys() == weights.keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in done.model.network.state_dict().items())
+    mean, std = (MEAN, STD) if found else NORMALISATIONS["imagenet"]
+    assert torch.allclose(done.model.mean.flatten(), torch.tensor(mean))
+    assert torch.allclose(done.model.std.flatten(), torch.tensor(std))
+    assert done.left_out == (["module.attacker.eps"] if layout == "attacker" else [])
+
+
+def test_the_average_is_taken_only_if_asked_for(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "full.pth"
+    average = {name: tensor + 1 for name, tensor in weights.items()}
+    torch.save({"state_dict": weights, "state_dict_ema": average}, path)
+    plain, averaged = (import_file(path, SPEC, ema=ema, normalize="none").model.network for ema in (False, True))
+    assert torch.equal(plain.state_dict()["norm.bias"], weights["norm.bias"])
+    assert torch.equal(averaged.state_dict()["norm.bias"], weights["norm.bias"] + 1)
+    torch.save(weights, path)
+    with pytest.raises(BastionError, match="has no averaged weights; it has cls_token, pos_embed"):
+        import_file(path, SPEC, ema=True, normalize="none")
+
+
+def _save(state: Any, path: Path) -> Path:
+    torch.save(state, path)
+    return path
+
+
+def test_every_tensor_is_used_or_named(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "odd.pth"
+    _save({**weights, "head_dist.weight": torch.zeros(2)}, path)
+    with pytest.raises(BastionError, match=r"1 are unknown to it: head_dist.weight\."):
+        import_file(path, SPEC, normalize="none")
+    _save({name: tensor for name, tensor in weights.items() if name != "norm.bias"}, path)
+    with pytest.raises(BastionError, match=r"1 that the model needs are missing: norm.bias\."):
+        import_file(path, SPEC, normalize="none")
+    _save(weights, path)
+    with pytest.raises(BastionError, match=r"head.weight is \(5, 24\) there and \(1000, 24\) here.*num_classes=5"):
+        import_file(path, {**SPEC, "num_classes": 1000}, normalize="none")
+    with pytest.raises(BastionError, match="set img_size to the one it was trained at"):
+        import_file(path, {**SPEC, "img_size": 64}, normalize="none")
+
+
+def test_normalisation_is_never_guessed(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = _save(weights, tmp_path / "plain.pth")
+    with pytest.raises(BastionError, match="does not say how its model normalises pixels.*--normalize none | half"):
+        import_file(path, SPEC)
+    with pytest.raises(BastionError, match="unknown normalisation 'imagnet'; did you mean 'imagenet'"):
+        import_file(path, SPEC, normalize="imagnet")
+    _save({**_stats(), **_below("model.", weights)}, path)
+    with pytest.raises(BastionError, match="has a normaliser of its own.*leave --normalize out"):
+        import_file(path, SPEC, normalize="imagenet")
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("code of the file was run",)
+
+
+def test_no_code_of_a_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _save({"state_dict": Malicious()}, tmp_path / "bad.pth")
+    with pytest.raises(
+        BastionError, match=r"cannot be read as weights alone: it holds .*print.*torch.save\(model.state"
+    ):
+        import_file(path, SPEC, normalize="none")
+    assert "was run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "damaged|no file of torch.save"), (b"PK\x03\x04 cut off", "damaged"), (b"not a checkpoint", "no file of")],
+)
+def test_damaged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.pth"
+    path.write_bytes(content)
+    with pytest.raises(BastionError, match=message):
+        import_file(path, SPEC, normalize="none")
+
+
+def test_a_file_without_named_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match="holds a list, not named tensors"):
+        import_file(_save([torch.zeros(1)], tmp_path / "list.pth"), SPEC, normalize="none")
+    with pytest.raises(BastionError, match="1 entries are no tensors, such as 'epoch'; known places"):
+        import_file(_save({"epoch": 3}, tmp_path / "odd.pth"), SPEC, normalize="none")
+
+
+def test_counters_of_old_batch_norms_are_filled(tmp_path: Path) -> None:
+    network = models.build("resnet/micro").network
+    state = {name: tensor for name, tensor in network.state_dict().items() if "num_batches" not in name}
+    done = import_file(_save(state, tmp_path / "old.pth"), {"name": "resnet/micro"}, normalize="cifar10")
+    assert len(done.filled) == sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+
+
+def test_names_of_facebooks_convnext_become_timms(tmp_path: Path) -> None:
+    spec = {
+        "name": "timm/convnext_atto",
+        "num_classes": 3,
+        "depths": (1, 1, 1, 1),
+        "dims": (4, 8, 8, 8),
+        "conv_mlp": False,
+    }
+    network = models.build(spec).network
+    theirs = {}
+    for name, tensor in network.state_dict().items():
+        if name.startswith("stem."):
+            name = f"downsample_layers.0.{name.removeprefix('stem.')}"
+        parts = name.split(".")
+        if "downsample" in parts:
+            name = f"downsample_layers.{parts[1]}.{'.'.join(parts[3:])}"
+        name = name.replace(".blocks.", ".").replace("conv_dw", "dwconv").replace("mlp.fc", "pwconv")
+        name = name.replace("head.norm", "norm").replace("head.fc", "head")
+        theirs[name] = tensor
+    done = import_file(_save({"model": theirs}, tmp_path / "fb.pth"), spec, normalize="imagenet")
+    assert all(
+        torch.equal(tensor, network.state_dict()[name]) for name, tensor in done.model.network.state_dict().items()
+    )
+
+
+def test_the_command_makes_a_model_that_loads(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = _save({**_stats(), **_below("model.", weights)}, tmp_path / "published.pth")
+    options = [f"--set={key}={value}" for key, value in SPEC.items() if key != "name"]
+    command = ["import", str(path), "--model", str(SPEC["name"]), "-o", str(tmp_path / "mine"), *options]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0 and "without the prefix model." in result.output
+    model = load(tmp_path / "mine")
+    x = torch.rand(2, 3, 32, 32)
+    network = models.build(SPEC).network.eval()
+    network.load_state_dict(weights)
+    wanted = network((x - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1))
+    assert torch.allclose(model(x), wanted, atol=1e-5)
+    assert checkpoint.read_card(tmp_path / "mine").about["imported"]["file"] == "published.pth"
+    with pytest.raises(BastionError, match="has a model already"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
