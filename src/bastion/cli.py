@@ -139,10 +139,14 @@ def list_(
 
     if kind not in display.KINDS:
         raise BastionError(f"list: unknown kind '{kind}'{did_you_mean(kind, display.KINDS)}")
+    rows = [(name, about) for name, about in display.KINDS[kind](pattern) if fnmatch.fnmatch(name, pattern)]
+    if not stdout.is_terminal:  # one line each, for other programs
+        width = max((len(name) for name, _ in rows), default=0)
+        stdout.print("\n".join(f"{name:<{width}}  {about}" for name, about in rows), soft_wrap=True, markup=False)
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, about in display.KINDS[kind](pattern):
-        if fnmatch.fnmatch(name, pattern):
-            table.add_row(Text(name), Text(about, style="dim"))
+    for name, about in rows:
+        table.add_row(Text(name), Text(about, style="dim"))
     stdout.print(table)
 
 

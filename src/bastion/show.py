@@ -58,8 +58,9 @@ def describe(
         raise BastionError(f"show {target}: not a recipe, not a run or model folder; {error}") from error
     flat = (0.0,) * backbone.shape[0], (1.0,) * backbone.shape[0]
     model = Classifier(backbone, *flat)
-    origin = [_row("from", backbone.paper)] if backbone.paper else []
-    return "\n".join([_describe_model(model, complexity.macs(model)), _attention(model, backbone.attention), *origin])
+    lines = [_describe_model(model, complexity.macs(model)), _attention(model, backbone.attention)]
+    lines += [_row("from", backbone.paper)] if backbone.paper else []
+    return "\n".join([*lines, _row("about", _first_line(models.factory(target)))])
 
 
 def _attention(model: Classifier, kind: str | None) -> str:
@@ -193,8 +194,7 @@ def _models(pattern: str) -> Rows:
     counted = known()
     for name in models.names():
         if not name.endswith("/*"):
-            about = _first_line(models.factory(name))
-            yield name, f"{counted[name].short()}  {about}" if name in counted else about
+            yield name, counted[name].short() if name in counted else _first_line(models.factory(name))
     if pattern == "*":
         yield "timm/NAME", f"any of timm's {len(timm_names())} models; see `bastion list models 'timm/vit*'`"
     else:

@@ -21,7 +21,7 @@ TABLES = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "models_tabl
 
 def _costly(name: str) -> bool:
     """Those are run with the slow tests; what they are made of, the small ones of their family are made of too."""
-    return name in KNOWN and (KNOWN[name].parameters > 12e6 or KNOWN[name].macs > 0.7e9)
+    return name in KNOWN and (KNOWN[name].parameters > 6e6 or KNOWN[name].macs > 0.5e9)
 
 
 def _build(name: str, seed: int = 0) -> Classifier:

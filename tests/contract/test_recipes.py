@@ -134,6 +134,7 @@ def test_images_can_be_augmented_and_batched_as_the_recipes_say() -> None:
         assert recipe.batch % 2 == 0 or not (recipe.augment.mixup or recipe.augment.cutmix)
 
 
+@pytest.mark.slow  # over a hundred models
 def test_models_take_the_images_of_the_data() -> None:
     """On torch's meta device: shapes are computed, numbers are not."""
     there = [each for each in map(load_recipe, shipped("recipes")) if not models.awaits(each.model.name)]

@@ -32,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},
     "patch-fool": {"steps": 5},
     "ensemble": {"members": ["fgsm", {"name": "square", "queries": 5}]},
+    **{name: {"steps": 20} for name in ("fab", "fab-t", "apgd", "apgd-ce", "apgd-dlr", "apgd-t")},
     "autoattack": {"version": "rand"},  # the other versions take thousands of Square's queries
     "square": {"queries": 100},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},

@@ -27,7 +27,12 @@ PAGES = [
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES)
+LONG = {"docs/costs.md", "docs/sanity.md"}
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page in LONG else []) for page in PAGES]
+)
 def test_the_page_runs(page: str, tmp_path: Path) -> None:
     bin_folder = Path(sys.executable).parent
     env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "COLUMNS": "120"}

@@ -105,7 +105,10 @@ def test_one_worker_equals_two_bit_for_bit(whole: Path, suite: Path, measured: P
     assert facts == digests(measured, "facts/*/*")
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, "2"), (signal.SIGKILL, "2"), (signal.SIGKILL, "1")])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [(signal.SIGTERM, "2"), pytest.param(signal.SIGKILL, "2", marks=pytest.mark.slow), (signal.SIGKILL, "1")],
+)
 def test_measuring_stopped_by_a_signal_goes_on_to_the_same_facts(
     whole: Path, suite: Path, measured: Path, tmp_path: Path, number: int, workers: str
 ) -> None:
@@ -123,6 +126,7 @@ def test_measuring_stopped_by_a_signal_goes_on_to_the_same_facts(
     assert early.items() <= late.items()
 
 
+@pytest.mark.slow
 def test_another_thread_count_changes_only_rounding(whole: Path, suite: Path, measured: Path, tmp_path: Path) -> None:
     """Two threads through the API: the same draws, and flags that agree but for rounding."""
     code = """

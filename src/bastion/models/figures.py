@@ -26,8 +26,8 @@ class Figures(NamedTuple):
     def short(self) -> str:
         """In columns."""
         size, maps = f"{self.shape[1]}×{self.shape[2]}", self.attention or "-"
-        cost = f"{self.parameters / 1e6:7.2f} M {self.macs / 1e9:6.2f} GMACs"
-        return f"{cost} {size:>7} {self.blocks:3} blocks  {maps:<8}"
+        cost = f"{self.parameters / 1e6:6.1f} M {self.macs / 1e9:5.2f} GMACs"
+        return f"{cost} {size:>7} {self.blocks:2} blocks {maps:<8} {self.paper.partition(',')[0]}"
 
 
 def figures(spec: Mapping[str, Any] | str) -> Figures:

@@ -196,7 +196,11 @@ PASSES: dict[tuple[Version, Norm], list[tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize(("version", "norm"), PASSES, ids=str)
+@pytest.mark.parametrize(
+    ("version", "norm"),
+    [pytest.param(*key, marks=[pytest.mark.slow] if "plus" in key else []) for key in PASSES],
+    ids=str,
+)
 def test_a_survivor_takes_the_passes_of_the_table(version: Version, norm: Norm) -> None:
     """With 50 queries of 5000, which differ by nothing else."""
     batch = Batch(torch.tensor([7]), torch.rand(1, 3, 6, 5, dtype=torch.float64), torch.tensor([0]))

@@ -132,7 +132,7 @@ def test_it_keeps_to_its_patches_pixels_and_threat(
 @pytest.mark.parametrize("pixels", [None, 5])
 def test_the_rest_of_the_batch_changes_nothing(vit: Classifier, threat: Threat, pixels: int | None) -> None:
     batch = right_batch(vit)
-    attack = PatchFool(patches=2, pixels=pixels, steps=15, weight=0.5)
+    attack = PatchFool(patches=2, pixels=pixels, steps=6, weight=0.5)
     whole, order = attack(vit, batch, threat, seed=1), torch.tensor([4, 0])
     assert torch.allclose(attack(vit, batch.select(order), threat, seed=1), whole[order], atol=1e-9, rtol=0)
 
