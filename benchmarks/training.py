@@ -42,11 +42,11 @@ from bastion.training.optim import make_optimizer
 from bastion.training.trainer import build_model, train
 from bastion.types import Batch
 
-BATCH, STEPS = 128, 6
+BATCH, STEPS = 128, 4
 MODELS = {
-    "vit": ("model={name: vit/micro}", "optimizer.clip_grad=1"),
+    "vit": ("model={name: vit/micro}", "optimizer.clip_grad=1", "accumulate=2"),
     "resnet": (
-        "model={name: resnet/micro}",
+        "model={name: resnet/micro, stem_stride: 2}",
         "optimizer={name: sgd, lr: 0.1, weight_decay: 5e-4, betas: [0.9, 0.999], clip_grad: null}",
         "channels_last=true",
     ),

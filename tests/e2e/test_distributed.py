@@ -28,13 +28,22 @@ WAYS = {
     ),
     "sharded": ("objective.attack={name: apgd-train, steps: 2}",),
 }
-ONLY_TOGETHER = {"vit": ("accumulate=2",), "sharded": ("parallel=fsdp",)}
+ONLY_TOGETHER = {"vit": ("accumulate=2",), "sharded": ("parallel=fsdp", "checkpoint.minutes=1e-6")}
 
+# The last run once more, as if it had been stopped a step before its end.
 SCRIPT = """
-import json, sys
+import json, os, shutil, sys
+import torch.distributed as dist
 from bastion.training.trainer import train
 for folder, changes in json.loads(sys.argv[1]):
     train("base/micro", changes=tuple(changes), folder=folder)
+again = folder + "-again"
+if os.environ["RANK"] == "0":
+    shutil.copytree(folder, again)
+    shutil.rmtree(again + "/model")
+    os.remove(max(os.scandir(again + "/checkpoints"), key=lambda file: file.name))
+dist.barrier()
+train("base/micro", changes=tuple(changes), folder=again, resume=True)
 """
 
 
@@ -79,6 +88,12 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: st
     epochs = [[record for record in run.history() if record["kind"] == "epoch"] for run in (alone, together)]
     assert epochs[0][0]["val_n"] == epochs[1][0]["val_n"] == 40
     assert epochs[1][0]["val_clean"] == pytest.approx(epochs[0][0]["val_clean"], abs=0.051)
+
+
+def test_a_sharded_run_goes_on_where_it_was(both: Path) -> None:
+    whole, again = Run(both / "sharded"), Run(both / "sharded-again")
+    assert [r["message"] for r in again.history() if r["kind"] == "event"] == ["resumed at step 2"]
+    assert torch.equal(weights(again), weights(whole))
 
 
 KILLER = """

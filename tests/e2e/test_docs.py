@@ -52,7 +52,7 @@ def test_the_page_runs(page: str, tmp_path: Path) -> None:
         assert list(tmp_path.rglob("report.html"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/architecture.md"])
+@pytest.mark.parametrize("page", [*PAGES, "docs/architecture.md", "docs/models.md", "docs/recipes.md"])
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), target

@@ -10,6 +10,15 @@ from bastion.models import models
 from bastion.models.classifier import Backbone
 
 PAPER = "He et al. 2016, Identity mappings in deep residual networks"
+# The names of the CIFAR code that most robust ResNets and WideResNets were published with.
+RENAMES = (
+    (r"conv1\.(.*)", r"stem.\1"),
+    (r"(?:layer|block)(\d)\.(?:layer\.)?(.*)", lambda name: f"stages.{int(name[1]) - 1}.{name[2]}"),
+    (r"(stages\..*\.)bn(\d\..*)", r"\1norm\2"),
+    (r"(stages\..*\.)(?:shortcut\.0|shortcut|convShortcut)\.(.*)", r"\1skip.\2"),
+    (r"bn1?\.(.*)", r"norm.\1"),
+    (r"(?:linear|fc)\.(.*)", r"head.\1"),
+)
 
 
 class PreActBlock(nn.Module):
@@ -112,7 +121,7 @@ def resnet_micro(
     if len(widths) != len(depths) or not widths:
         raise ValueError(f"widths and depths must name as many stages each, got {widths} and {depths}")
     network = PreActResNet(widths, depths, num_classes, in_chans, stem_stride)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
 
 
 @models.register("cifar/preact-resnet")
@@ -120,7 +129,7 @@ def cifar_preact_resnet(*, num_classes: int = 10, in_chans: int = 3, img_size: i
     """Pre-activation ResNet-50 for 32×32 images, 23.5 M parameters, without BatchNorm before the head."""
     widths, depths = (64, 128, 256, 512), (3, 4, 6, 3)
     network = PreActResNet(widths, depths, num_classes, in_chans, block=PreActBottleneck, final_norm=False)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
 
 
 @models.register("cifar/preact-resnet18")
@@ -128,4 +137,4 @@ def cifar_preact_resnet18(*, num_classes: int = 10, in_chans: int = 3, img_size:
     """Pre-activation ResNet-18 for 32×32 images, 11.2 M parameters, without BatchNorm before the head."""
     widths, depths = (64, 128, 256, 512), (2, 2, 2, 2)
     network = PreActResNet(widths, depths, num_classes, in_chans, final_norm=False)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)

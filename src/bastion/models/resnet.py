@@ -11,6 +11,8 @@ from torch import nn
 from bastion.models import models
 from bastion.models.classifier import Backbone
 
+# The names of the CIFAR code that most robust ResNets were published with.
+RENAMES = ((r"(layer.*\.)shortcut\.(.*)", r"\1downsample.\2"), (r"linear\.(.*)", r"fc.\1"))
 PAPER = "He et al. 2016, Deep residual learning"
 RESNEXT = "Xie et al. 2017, Aggregated residual transformations"
 
@@ -34,14 +36,14 @@ def small_images(network: ResNet, kernel: int = 3) -> ResNet:
 def cifar_resnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
     """ResNet-50 for 32×32 images, 23.5 M parameters: a 3×3 stem of stride 1, no pooling behind it."""
     network = small_images(ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_chans))
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
 
 
 @models.register("cifar/resnet18")
 def cifar_resnet18(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
     """ResNet-18 for 32×32 images, 11.2 M parameters: a 3×3 stem of stride 1, no pooling behind it."""
     network = small_images(ResNet(BasicBlock, (2, 2, 2, 2), num_classes, in_chans))
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
 
 
 @models.register("cifar/resnext")

@@ -8,7 +8,7 @@ from torch import nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
-from bastion.models.preact import PreActBlock, PreActResNet
+from bastion.models.preact import RENAMES, PreActBlock, PreActResNet
 
 PAPER = "Zagoruyko and Komodakis 2016, Wide residual networks"
 
@@ -32,7 +32,7 @@ def _wide(
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER)
+    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
 
 
 @models.register("cifar/wrn")

@@ -172,6 +172,45 @@ def test_names_of_facebooks_convnext_become_timms(tmp_path: Path) -> None:
     )
 
 
+def test_a_resnet_of_the_reference_implementation_answers_as_there(tmp_path: Path) -> None:
+    """The standard model of the attack's authors: weights, names and network are theirs."""
+    resnet = pytest.importorskip("pyautoattack.examples.resnet")
+    path = Path(resnet.__file__).parent / "model_test.pt"
+    theirs = resnet.ResNet18().eval()
+    theirs.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    ours = import_file(path, {"name": "cifar/resnet18"}, normalize="none").model
+    x = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(ours(x), theirs(x), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (
+            "cifar/preact-resnet18",
+            {"stem": "conv1", "stages.0.": "layer1.", "stages.3.": "layer4.", "skip": "shortcut.0"},
+        ),
+        ("cifar/wrn-28-10", {"stem": "conv1", "stages.0.": "block1.layer.", "skip": "convShortcut", "head": "fc"}),
+    ],
+)
+def test_names_of_the_usual_cifar_code_are_known(model: str, names: dict[str, str], tmp_path: Path) -> None:
+    from bastion.models.foreign import _renamed
+
+    with torch.device("meta"):
+        backbone = models.build(model)
+    own = backbone.network.state_dict()
+    theirs = {}
+    for name, tensor in own.items():
+        other = name
+        for ours, written in {"stages.1.": "layer2.", "stages.2.": "layer3.", "head": "linear", **names}.items():
+            other = other.replace(ours, written)
+        other = other.replace("norm.", "bn1." if "wrn" in model else "bn.").replace("norm", "bn")
+        theirs[other] = tensor
+    assert len(theirs) == len(own) and not theirs.keys() & own.keys()
+    assert _renamed(theirs, backbone).keys() == own.keys()
+
+
 def test_the_command_makes_a_model_that_loads(weights: dict[str, Tensor], tmp_path: Path) -> None:
     path = _save({**_stats(), **_below("model.", weights)}, tmp_path / "published.pth")
     options = [f"--set={key}={value}" for key, value in SPEC.items() if key != "name"]
