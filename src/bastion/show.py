@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -50,15 +51,20 @@ def describe(
         )
     if is_model:
         return _describe_folder(target)
-    from bastion.models import Classifier, complexity, models
+    from bastion.models import Classifier, checkpoint, complexity, models
 
     try:
-        backbone = models.build({"name": target, **parse_changes(changes)})
+        backbone = checkpoint.build_backbone({"name": target, **parse_changes(changes)})
     except BastionError as error:
         raise BastionError(f"show {target}: not a recipe, not a run or model folder; {error}") from error
     flat = (0.0,) * backbone.shape[0], (1.0,) * backbone.shape[0]
     model = Classifier(backbone, *flat)
-    lines = [_describe_model(model, complexity.macs(model)), _attention(model, backbone.attention)]
+    try:
+        macs = complexity.macs(model)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        size = "×".join(map(str, model.shape))
+        raise BastionError(f"show {target}: with these options it does not run on {size}: {error}") from error
+    lines = [_describe_model(model, macs), _attention(model, backbone.attention)]
     lines += [_row("from", backbone.paper)] if backbone.paper else []
     return "\n".join([*lines, _row("about", _first_line(models.factory(target)))])
 
@@ -175,7 +181,8 @@ def _row(key: str, value: str) -> str:
 
 
 def _first_line(thing: Any) -> str:
-    return inspect.cleandoc(thing.__doc__ or "").partition("\n")[0]
+    inner = thing.func if isinstance(thing, functools.partial) else thing  # a partial's own docstring is of partials
+    return inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]
 
 
 def _registered(room: str, registry: str) -> Callable[[str], Rows]:

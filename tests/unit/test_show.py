@@ -191,3 +191,25 @@ def test_a_model_by_its_name_is_counted_with_its_options() -> None:
     assert rows(describe("resnet/micro"))["attention"] == "none"
     with pytest.raises(BastionError, match="model.patch_siz: unknown key; did you mean 'patch_size'"):
         describe("cifar/vit", ("patch_siz=8",))
+
+
+def test_a_timm_model_is_told_of_by_its_factory() -> None:
+    assert rows(describe("timm/resnet18"))["about"].startswith("A timm model with random weights")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("patch_size=0", "img_size: 32 cannot be cut into patches of 0"),
+        ("num_heads=3", "cannot be built: dim should be divisible by num_heads"),
+        ("unstride=1", "unstride: 1 does not go with the other layers"),
+    ],
+)
+def test_options_that_a_model_cannot_take_are_told(change: str, message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        describe("vit/micro", (change,))
+
+
+def test_a_network_that_does_not_run_at_its_size_is_told() -> None:
+    with pytest.raises(BastionError, match="show timm/vgg11_bn: with these options it does not run on 3×16×16"):
+        describe("timm/vgg11_bn", ("img_size=16",))

@@ -46,17 +46,17 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
             raise BastionError(f"init.new: the network has no part '{part}'; its parts are {_parts(model.network)}")
     if model.num_classes != source.num_classes:
         fresh += (_head(model.network, model.num_classes),)
-    done, misfits = Transfer(), []
+    done, misfits, chosen = Transfer(), [], {}
     for name, tensor in own.items():
         if _inside(name, fresh):
             done.new.append(name)
         elif name not in theirs:
             misfits.append(f"{name} (the source has none)")
         elif theirs[name].shape == tensor.shape:
-            tensor.copy_(theirs[name])
+            chosen[name] = theirs[name]
             done.loaded.append(name)
         elif (fitting := refitted(name, theirs[name], tensor.shape)) is not None:
-            tensor.copy_(fitting)
+            chosen[name] = fitting
             done.resized.append(name)
         else:
             misfits.append(f"{name} ({tuple(theirs[name].shape)} in the source, {tuple(tensor.shape)} here)")
@@ -68,6 +68,8 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
     if misfits:
         shown = "; ".join(misfits[:3]) + (f"; and {len(misfits) - 3} more" if len(misfits) > 3 else "")
         raise BastionError(f"init: the weights do not fit: {shown}; name the parts that start anew in init.new")
+    for name, tensor in chosen.items():
+        own[name].copy_(tensor)
     return done
 
 
@@ -77,7 +79,13 @@ def resized(model: Classifier, size: int) -> Classifier:
         raise BastionError("resized: this model was not built from a spec, so it cannot be built at another size")
     mean, std = (tuple(each.flatten().tolist()) for each in (model.mean, model.std))
     other = checkpoint.build({**model.spec, "img_size": size}, mean=mean, std=std).to(model.mean)
-    transfer(model, other)
+    try:
+        transfer(model, other)
+    except BastionError as error:
+        reason = "more than its position embeddings and tables is made for a size"
+        raise BastionError(
+            f"resized: {type(model.network).__name__} does not go to {size}: {reason} ({error})"
+        ) from error
     return other.train(model.training)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bastion import rng, storage
 from bastion.errors import BastionError
-from bastion.models import Classifier, complexity, models
+from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
 
 CARD = "card.json"
@@ -50,11 +50,17 @@ def build(
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     with rng.preserved():
         rng.reseed("model", seed)
-        try:
-            backbone = models.build(spec, path)
-        except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
-            raise BastionError(f"{path}: {spec} cannot be built: {error or type(error).__name__}") from error
-        return Classifier(backbone, mean, std, spec=spec, shape=shape, resize=resize)
+        return Classifier(build_backbone(spec, path), mean, std, spec=spec, shape=shape, resize=resize)
+
+
+def build_backbone(spec: Mapping[str, Any], path: str = "") -> Backbone:
+    """What the registry builds; options that go wrong somewhere inside of a network are an error of the spec's too."""
+    try:
+        return models.build(spec, path)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+        raise BastionError(
+            f"{path or 'model'}: {dict(spec)} cannot be built: {error or type(error).__name__}"
+        ) from error
 
 
 def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None) -> None:

@@ -80,6 +80,11 @@ class Pyramid:
     renames: ClassVar[Renames] = ()
 
     def build(self, img_size: int, patch_size: int, **options: Any) -> Any:
+        if img_size < 8 * patch_size:
+            raise ValueError(
+                f"img_size: the stages halve the stem's map three times, so it needs {8 * patch_size} pixels or more, "
+                f"got {img_size}"
+            )
         network = ConvNeXt(dims=self.widths, depths=self.depths, **options)
         if patch_size != 4:  # given to timm, it would change the stages too
             network.stem[0] = nn.Conv2d(options["in_chans"], self.widths[0], patch_size, patch_size)

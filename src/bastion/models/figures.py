@@ -16,7 +16,7 @@ FILE = Path(__file__).parent / "figures.json"
 
 
 class Figures(NamedTuple):
-    parameters: int  # that are trained
+    parameters: int
     macs: int  # of a forward pass on one image
     shape: tuple[int, int, int]
     blocks: int

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.models import checkpoint, models
+from bastion.models import checkpoint
 from bastion.models.classifier import Backbone, Classifier
 
 State = dict[str, Tensor]
@@ -34,11 +35,23 @@ NORMALISATIONS: dict[str, Stats] = {
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
-_PREFIXES = ("module.", "_orig_mod.", "base_model.", "model.")
-_MEANS = ("normalize.mean", "normalizer.mean", "normalizer.new_mean", "normalize.mu", "mu", "mean")
-_STDS = ("normalize.std", "normalizer.std", "normalizer.new_std", "normalize.sigma", "sigma", "std")
-# Attackers that were modules, and what profilers and window attention leave behind: no weights.
-_NO_WEIGHTS = re.compile(r"^attacker\.|(^|\.)(total_ops|total_params|relative_position_index|attn_mask)$")
+_PREFIXES = ("module.", "_orig_mod.", "base_model.", "model.", "1.")  # 1.: Sequential(normaliser, model)
+_MEANS = ("normalize.mean", "normalizer.mean", "normalizer.new_mean", "normalize.mu", "mu", "mean", "0.mean")
+_STDS = ("normalize.std", "normalizer.std", "normalizer.new_std", "normalize.sigma", "sigma", "std", "0.std")
+# What training scripts keep beside the weights: their arguments, and numbers of numpy's under its old and new name.
+_SCALAR: Callable[..., Any] = np.float64(0).__reduce__()[0]  # type: ignore[assignment]
+_HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    argparse.Namespace,
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "bool")),
+]
+# Attackers that were modules, a stage of TRADES' WideResNet that no pass goes through, and what averaging, profilers
+# and attention leave behind: no weights.
+_NO_WEIGHTS = re.compile(
+    r"^attacker\.|^sub_block1\.|^n_averaged$"
+    r"|(^|\.)(total_ops|total_params|relative_position_index|attention_bias_idxs|attn_mask)$"
+)
 
 
 @dataclass
@@ -73,7 +86,7 @@ def import_file(
 ) -> Import:
     """The classifier of a file with weights. No code of the file's is run, and no tensor of it is passed over."""
     container, state = _contents(_read(path), path, ema)
-    backbone = models.build(dict(spec), "model")
+    backbone = checkpoint.build_backbone(spec, "model")
     own = backbone.network.state_dict()
     left_out = [name for name in state if _NO_WEIGHTS.search(_bare(name)) and name not in own]
     state = {name: tensor for name, tensor in state.items() if name not in left_out}
@@ -104,7 +117,7 @@ def _read(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return checkpoint.read_tensors(path)
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts keep their arguments
+        with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         known = re.search(r"GLOBAL (\S+)", str(error))
@@ -141,13 +154,14 @@ def _tensors(content: Mapping[str, Any], where: str) -> State:
 
 
 def _unwrapped(state: State, own: Mapping[str, Tensor]) -> tuple[State, Stats | None, list[str]]:
-    """Take off leading wrappers, outermost first, and the normaliser between them."""
+    """Take off leading wrappers, outermost first, and the normalisers between them."""
     stats: Stats | None = None
     stripped: list[str] = []
     while True:
         found = _stats_inside(state, own)
         if found:
-            stats, names = found
+            inner, names = found
+            stats = inner if stats is None else _one_after_the_other(stats, inner)
             state = {name: tensor for name, tensor in state.items() if name not in names}
         prefix = next((each for each in _PREFIXES if _all_below(each, state, own)), None)
         if prefix is None:
@@ -163,10 +177,20 @@ def _all_below(prefix: str, state: State, own: Mapping[str, Tensor]) -> bool:
 
 
 def _stats_inside(state: State, own: Mapping[str, Tensor]) -> tuple[Stats, tuple[str, str]] | None:
-    for mean, std in zip(_MEANS, _STDS, strict=True):
-        if mean in state and std in state and mean not in own:
-            return (_numbers(state[mean]), _numbers(state[std])), (mean, std)
-    return None
+    pairs = zip(_MEANS, _STDS, strict=True)
+    found = [(mean, std) for mean, std in pairs if mean in state and std in state and mean not in own]
+    if len(found) > 1:
+        raise BastionError(f"import: which of {' and '.join(mean for mean, _ in found)} comes first is not known")
+    return next((((_numbers(state[mean]), _numbers(state[std])), (mean, std)) for mean, std in found), None)
+
+
+def _one_after_the_other(first: Stats, then: Stats) -> Stats:
+    """The normaliser that does what two do, one inside the other."""
+    (mean1, std1), (mean2, std2) = first, then
+    if len(mean1) != len(mean2):
+        raise BastionError(f"import: the file has two normalisers that do not go together, {first} and {then}")
+    rows = [(m1 + s1 * m2, s1 * s2) for m1, s1, m2, s2 in zip(mean1, std1, mean2, std2, strict=True)]
+    return tuple(mean for mean, _ in rows), tuple(std for _, std in rows)
 
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:
@@ -188,6 +212,8 @@ def _renamed(state: State, backbone: Backbone) -> State:
         new = name
         for pattern, to in backbone.renames:
             new = re.sub(f"^{pattern}$", to, new)
+        if new in renamed:
+            raise BastionError(f"import: two tensors of the file are '{new}' here, '{name}' is one of them")
         renamed[new] = tensor
     network: nn.Module = backbone.network
     by_timm: Callable[[State, nn.Module], State] | None = getattr(
@@ -196,9 +222,12 @@ def _renamed(state: State, backbone: Backbone) -> State:
     if by_timm is None or renamed.keys() <= own.keys():
         return renamed
     try:
-        return by_timm(renamed, network)
+        filtered = by_timm(dict(renamed), network)
     except (KeyError, IndexError, AttributeError, RuntimeError, ValueError):  # not a file of this family
         return renamed
+    # timm also drops and resizes tensors, without a word: those stay as they were, to be told of.
+    kept = {tensor.data_ptr() for tensor in filtered.values()}
+    return filtered | {name: tensor for name, tensor in renamed.items() if tensor.data_ptr() not in kept}
 
 
 def _shaped(tensor: Tensor, shape: torch.Size | None) -> Tensor:
@@ -215,14 +244,15 @@ def _check(state: State, own: Mapping[str, Tensor], path: Path) -> None:
     if not (missing or unknown or shapes):
         return
     parts = [
-        f"{len(names)} {what}: {_some(names)}"
-        for names, what in ((missing, "that the model needs are missing"), (unknown, "are unknown to it"))
+        f"{len(names)} {what}: {told}"
+        for names, what, told in (
+            (missing, "that the model needs are missing", _some(missing)),
+            (unknown, "are unknown to it", ", ".join(unknown)),  # each of the file's, however many
+        )
         if names
     ]
-    for name in shapes[:4]:
+    for name in shapes:
         parts.append(f"{name} is {tuple(state[name].shape)} there and {tuple(own[name].shape)} here")
-    if len(shapes) > 4:
-        parts.append(f"and {len(shapes) - 4} more of another shape")
     raise BastionError(
         f"import: {path} does not fit the model. Tensors: {'; '.join(parts)}.{_hint(state, own, shapes)}"
     )

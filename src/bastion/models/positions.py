@@ -84,10 +84,16 @@ def _line(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return interpolate(tensor, (shape[2], shape[3]))
 
 
+def _table(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """(2h-1, 2w-1): one table of offsets for all heads."""
+    return interpolate(tensor[None, None], (shape[0], shape[1]))[0, 0] if tensor.ndim == 2 else None
+
+
 _FITS: dict[str, Callable[[Tensor, Sequence[int]], Tensor | None]] = {
     "pos_embed": _embedding,
     "relative_position_bias_table": _flat_table(0),
     "attention_biases": _flat_table(1),
+    "table": _table,
     "att_mask": _pairs,
     "rel_h": _line,
     "rel_w": _line,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import nn
 
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Backbone, in_mode
 
 Activation = Literal["gelu", "relu", "silu"]
 
@@ -25,10 +26,15 @@ def varied(backbone: Backbone, /, *, act_layer: Activation | None = None, unstri
     `act_layer` takes the place of each activation; `unstride: n` sets the stride of the first n convolutions or
     poolings that have one to 1, so that weights of large images serve small ones.
     """
+    if min(backbone.num_classes, *backbone.shape) < 1:
+        raise ValueError(
+            f"num_classes, in_chans and img_size must be 1 or more, got {backbone.num_classes} and {backbone.shape}"
+        )
     if act_layer is not None:
         _activate(backbone.network, act_layer)
     if unstride:
         _unstride(backbone.network, unstride)
+        _check_runs(backbone, f"unstride: {unstride}")
     return backbone
 
 
@@ -53,6 +59,17 @@ def _unstride(network: nn.Module, count: int) -> None:
         raise ValueError(f"unstride: {type(network).__name__} has {len(strided)} strided layers, got {count}")
     for module in strided[:count]:
         module.stride = 1 if isinstance(module.stride, int) else (1, 1)
+
+
+def _check_runs(backbone: Backbone, why: str) -> None:
+    """Not every network does: tokens may be counted beforehand, the strides of a branch and its skip go together."""
+    network = backbone.network
+    image = torch.zeros(1, *backbone.shape, device=next(network.parameters()).device)
+    try:
+        with torch.no_grad(), in_mode(network, training=False):
+            network(image)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{why} does not go with the other layers of {type(network).__name__} ({error})") from error
 
 
 def _sides(stride: int | tuple[int, ...]) -> tuple[int, ...]:

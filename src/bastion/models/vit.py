@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
-from bastion.models.stems import ConvStem
+from bastion.models.stems import ConvStem, check_patches
 
 
 @models.register("vit/micro")
@@ -32,6 +32,7 @@ def vit_micro(
 
     `stem` gives the widths of 3×3 convolutions of stride 2 that make the patches; empty: one convolution does.
     """
+    check_patches(img_size, patch_size)
     network = VisionTransformer(
         img_size=img_size,
         patch_size=patch_size,

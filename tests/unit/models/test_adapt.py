@@ -57,8 +57,11 @@ def test_position_embeddings_are_resized_bicubically() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
+    model = _vit(1, depth=1)
+    before = checkpoint.digest(model)
     with pytest.raises(BastionError, match=r"blocks.1.norm1.weight \(only the source has it\).* more; name the parts"):
-        transfer(_vit(0), _vit(1, depth=1))
+        transfer(_vit(0), model)
+    assert checkpoint.digest(model) == before  # refused is untouched
     with pytest.raises(BastionError, match=r"blocks.2.norm1.weight \(the source has none\)"):
         transfer(_vit(0), _vit(1, depth=3))
     with pytest.raises(BastionError, match=r"pos_embed \(\(1, 16, 16\) in the source, \(1, 16, 32\) here\)"):
@@ -75,3 +78,9 @@ def test_a_model_at_another_size_has_the_same_weights() -> None:
     assert larger(torch.rand(2, 3, 32, 32)).isfinite().all()
     back = resized(larger, 16)  # a smooth embedding comes back nearly as it was
     assert back.network.pos_embed.shape == model.network.pos_embed.shape
+
+
+def test_a_mixer_says_why_it_stays_at_its_size() -> None:
+    model = checkpoint.build("tiny/mixer", mean=(0.0,) * 3, std=(1.0,) * 3)
+    with pytest.raises(BastionError, match=r"resized: Mixer does not go to 64: more than its position.*mlp_tokens"):
+        resized(model, 64)

@@ -228,3 +228,8 @@ def test_new_stems_are_random_as_torch_makes_them_and_the_rest_as_timm_does() ->
 def test_what_cannot_be_built_says_why(options: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(BastionError, match=message):
         models.build(options)
+
+
+def test_images_that_the_stages_halve_away_are_refused() -> None:
+    with pytest.raises(BastionError, match="halve the stem's map three times, so it needs 16 pixels or more, got 8"):
+        models.build({"name": "tiny/convnext", "img_size": 8})

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ LAYOUTS = {
     "flat": lambda state: state,
     "training file": lambda state: {"model": state, "epoch": 3, "optimizer": {"lr": 0.1}},
     "timm saver": lambda state: {"state_dict": state, "arch": "x", "args": argparse.Namespace(lr=0.1), "epoch": 7},
+    "training file with numpy's numbers": lambda state: {"net": state, "acc": np.float64(93.2), "step": np.int64(7)},
     "data parallel": lambda state: {"model_state_dict": _below("module.", state)},
     "attack wrapper": lambda state: _below("module.base_model.", state),
     "compiled": lambda state: _below("_orig_mod.", state),
@@ -47,6 +49,11 @@ LAYOUTS = {
     "attack wrapper and normaliser": lambda state: _below(
         "module.base_model.", {**_stats(), **_below("model.", state)}
     ),
+    "sequence with a normaliser": lambda state: {
+        **{name.replace("normalize", "0"): tensor for name, tensor in _stats().items()},
+        **_below("1.module.", state),
+    },
+    "average of training": lambda state: {"n_averaged": torch.tensor(3), **_below("module.", state)},
     "attacker": lambda state: _below("module.", {**_below("model.", state), "attacker.eps": torch.tensor(1.0)}),
 }
 
@@ -62,7 +69,8 @@ def test_every_layout_gives_the_same_weights(layout: str, weights: dict[str, Ten
     mean, std = (MEAN, STD) if found else NORMALISATIONS["imagenet"]
     assert torch.allclose(done.model.mean.flatten(), torch.tensor(mean))
     assert torch.allclose(done.model.std.flatten(), torch.tensor(std))
-    assert done.left_out == (["module.attacker.eps"] if layout == "attacker" else [])
+    left_out = {"attacker": ["module.attacker.eps"], "average of training": ["n_averaged"]}
+    assert done.left_out == left_out.get(layout, [])
 
 
 def test_the_average_is_taken_only_if_asked_for(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -226,3 +234,51 @@ def test_the_command_makes_a_model_that_loads(weights: dict[str, Tensor], tmp_pa
     assert checkpoint.read_card(tmp_path / "mine").about["imported"]["file"] == "published.pth"
     with pytest.raises(BastionError, match="has a model already"):
         CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_a_normaliser_inside_another_is_not_lost(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    half = {"normalize.mean": torch.full((3,), 0.5), "normalize.std": torch.full((3,), 0.25)}
+    path = _save({**_stats(), **_below("model.", {**half, **_below("model.", weights)})}, tmp_path / "twice.pth")
+    model = import_file(path, SPEC).model
+    x = torch.rand(1, 3, 4, 4)
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (MEAN, STD))
+    assert torch.allclose((x - model.mean) / model.std, ((x - mean) / std - 0.5) / 0.25, atol=1e-4)
+    _save({**_stats(), "mean": torch.zeros(3), "std": torch.ones(3), **_below("model.", weights)}, path)
+    with pytest.raises(BastionError, match="which of normalize.mean and mean comes first is not known"):
+        import_file(path, SPEC)
+
+
+def test_what_timm_would_drop_or_resize_is_named(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    extra = {"pre_logits.fc.weight": torch.zeros(24, 24), "pre_logits.fc.bias": torch.zeros(24)}
+    path = _save({**weights, **extra}, tmp_path / "representation.pth")
+    with pytest.raises(BastionError, match=r"2 are unknown to it: pre_logits.fc.weight, pre_logits.fc.bias\."):
+        import_file(path, SPEC, normalize="none")
+    with pytest.raises(BastionError, match=r"pos_embed is \(1, 17, 24\) there and \(1, 65, 24\) here"):
+        import_file(path, {**SPEC, "img_size": 64}, normalize="none")
+
+
+def test_each_unknown_tensor_is_named_however_many(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    extra = {f"other.{index}": torch.zeros(1) for index in range(20)}
+    with pytest.raises(BastionError) as told:
+        import_file(_save({**weights, **extra}, tmp_path / "more.pth"), SPEC, normalize="none")
+    assert all(name in str(told.value) for name in extra)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    spec = {"name": "convnext-iso/s", "num_classes": 2}
+    state = {"blocks.0.conv_dw.bias": torch.zeros(384), "blocks.0.dwconv.bias": torch.ones(384)}
+    with pytest.raises(BastionError, match="two tensors of the file are 'blocks.0.conv_dw.bias' here"):
+        import_file(_save(state, tmp_path / "both.pth"), spec, normalize="none")
+
+
+def test_options_that_make_no_network_are_told(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = _save(weights, tmp_path / "plain.pth")
+    with pytest.raises(BastionError, match="cannot be built: dim should be divisible by num_heads"):
+        import_file(path, {"name": "vit/micro", "num_heads": 3}, normalize="none")
+
+
+def test_the_unused_stage_of_trades_wide_resnets_is_left_out(tmp_path: Path) -> None:
+    network = models.build("resnet/micro").network
+    unused = {"module.sub_block1.layer.0.conv1.weight": torch.zeros(4)}
+    path = _save({**_below("module.", network.state_dict()), **unused}, tmp_path / "trades.pt")
+    assert import_file(path, {"name": "resnet/micro"}, normalize="none").left_out == list(unused)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bastion import BastionError
-from bastion.models import complexity, models
+from bastion.models import checkpoint, complexity, models
+from bastion.models.adapt import transfer
 from bastion.models.classifier import Classifier
 from bastion.models.swin import Merge, Stage, WindowAttention, cifar_swin, tiny_swin
 
@@ -80,3 +81,15 @@ def test_what_windows_do_not_divide_is_refused() -> None:
         models.build({"name": "cifar/swin", "img_size": 48})
     with pytest.raises(BastionError, match="window_size: must be 2 or more, got 1"):
         models.build({"name": "tiny/swin", "window_size": 1})
+
+
+def test_another_window_gets_the_tables_interpolated() -> None:
+    source, model = (
+        checkpoint.build({"name": "tiny/swin", "window_size": window}, mean=(0.0,) * 3, std=(1.0,) * 3, seed=window)
+        for window in (2, 4)
+    )
+    done = transfer(source, model)
+    assert len(done.resized) == 8 and all(name.endswith("attn.table") for name in done.resized)
+    first, wider = (each.network.layers[1].attn.table for each in (source, model))
+    wanted = torch.nn.functional.interpolate(first[None, None], scale_factor=7.1 / 3, mode="bicubic")[0, 0]
+    assert torch.allclose(wider, wanted, atol=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -51,3 +53,22 @@ def test_bad_variants_are_told() -> None:
         models.build({"name": "vit/micro", "act_layer": "tanh"})
     with pytest.raises(BastionError, match="model.unstrid: unknown key; did you mean 'unstride'"):
         models.build({"name": "vit/micro", "unstrid": 1})
+
+
+@pytest.mark.parametrize(("name", "count"), [("vit/micro", 1), ("resnet/micro", 1), ("tiny/cct", 2), ("tiny/rvt", 1)])
+def test_a_stride_that_the_rest_depends_on_is_told(name: str, count: int) -> None:
+    with pytest.raises(BastionError, match=f"unstride: {count} does not go with the other layers of"):
+        models.build({"name": name, "unstride": count})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "timm/resnet18", "num_classes": 0},
+        {"name": "resnet/micro", "img_size": 0},
+        {"name": "tiny/cct", "img_size": -32},
+    ],
+)
+def test_sizes_are_positive(spec: dict[str, Any]) -> None:
+    with pytest.raises(BastionError, match="num_classes, in_chans and img_size must be 1 or more, got"):
+        models.build(spec)
