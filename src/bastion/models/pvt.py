@@ -183,3 +183,10 @@ def pvt_m(*, num_classes: int = 1000, in_chans: int = 3, img_size: int = 224, dr
 def pvt_l(*, num_classes: int = 1000, in_chans: int = 3, img_size: int = 224, drop_path_rate: float = 0.0) -> Backbone:
     """PVT-Large."""
     return _pvt(pyramid((3, 8, 27, 3)), num_classes, in_chans, img_size, drop_path_rate)
+
+
+@models.register("tiny/pvt")
+def tiny_pvt(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, drop_path_rate: float = 0.0) -> Backbone:
+    """PVT for 32×32 images: grids of 16, 8, 4 and 2, 0.8 M parameters."""
+    rows = zip((32, 64, 96, 128), (1, 1, 2, 1), (1, 2, 3, 4), (4, 4, 4, 4), (8, 4, 2, 1), (2, 2, 2, 2), strict=True)
+    return _pvt(tuple(Stage(*row) for row in rows), num_classes, in_chans, img_size, drop_path_rate)

@@ -1,0 +1,43 @@
+"""timm's families at the size of small images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bastion.models import checkpoint, models
+
+FAMILIES = (
+    *("deit_tiny_patch16_224", "vit_tiny_patch16_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "convnext_atto"),
+    *(
+        "swin_tiny_patch4_window7_224",
+        "pvt_v2_b0",
+        "coatnet_nano_rw_224",
+        "mobilevit_xxs",
+        "levit_128s",
+        "mixer_s16_224",
+    ),
+    *("poolformer_s12", "resnet18", "resnext50_32x4d", "wide_resnet50_2", "vgg11_bn", "densenet121", "botnet26t_256"),
+    *("convit_tiny", "twins_pcpvt_small", "twins_svt_small"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_takes_images_of_32(name: str) -> None:
+    with torch.device("meta"):
+        backbone = models.build({"name": f"timm/{name}", "img_size": 32, "num_classes": 10})
+        assert backbone.shape == (3, 32, 32) and backbone.paper
+        assert backbone.network.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("name", "maps"), [("tiny/twins", 7), ("timm/botnet26t_256", 3)])
+def test_attention_is_seen_whatever_its_axes(name: str, maps: int) -> None:
+    """Twins has an axis of windows, timm's BoTNet has the heads in the batch."""
+    spec = {"name": name, "img_size": 32, "num_classes": 10}
+    model = checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3).eval()
+    with torch.no_grad(), model.tap("attention") as taps:
+        model(torch.rand(2, 3, 32, 32))
+    assert len(taps.attention) == maps
+    for attention in taps.attention.values():
+        assert attention.ndim == 4 and attention.shape[0] % 2 == 0
+        assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-5)
