@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
+from bastion.models.initial import truncated_linear
 
 # As in the paper's names, CCT-7/3x1 being 7 blocks on one 3×3 convolution.
 Tokenizing = Literal["3x1", "3x2", "7x1", "7x2"]
@@ -96,10 +97,8 @@ class CCT(nn.Module):
 def _init(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight)
-    elif isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+    else:
+        truncated_linear(module)
 
 
 @models.register("cifar/cct")

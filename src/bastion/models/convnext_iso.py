@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import bastion._torchvision  # noqa: F401  (before timm)
 
 # isort: split
-from timm.layers import calculate_drop_path_rates, trunc_normal_
+from timm.layers import calculate_drop_path_rates
 from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
+from bastion.models.initial import truncated
 from bastion.models.stems import check_patches
 
 # The authors' names of what timm's block has.
@@ -43,19 +44,12 @@ class IsotropicConvNeXt(nn.Module):
         )
         self.norm = nn.LayerNorm(size.width, eps=1e-6)
         self.head = nn.Linear(size.width, num_classes)
-        self.apply(_init)
+        self.apply(truncated)
 
     def forward(self, x: Tensor) -> Tensor:
         maps: Tensor = self.blocks(self.stem(x))  # (B, C, H, W)
         logits: Tensor = self.head(self.norm(maps.mean(dim=(2, 3))))
         return logits
-
-
-def _init(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d | nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def _register(name: str, size: Isotropic) -> None:

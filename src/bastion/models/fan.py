@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
+from bastion.models.initial import truncated, truncated_linear
 from bastion.models.stems import Grid, as_tokens, patch_grid
+from bastion.models.xcit import UNSTRIDED, make_finer
 
-_PLAIN_PATCHES = {16: 0, 8: 1, 4: 2, 2: 3}  # how many of the four convolutions keep the grid
 _HYBRID_STRIDES = {16: 4, 8: 2}  # of the first convolution
 
 
@@ -64,11 +65,10 @@ class PlainStem(nn.Module):
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int) -> None:
         super().__init__()
-        self.grid_size = patch_grid(img_size, patch_size, _PLAIN_PATCHES)
+        self.grid_size = patch_grid(img_size, patch_size, UNSTRIDED)
         self.patch_size = (patch_size, patch_size)
         self.proj = ConvPatchEmbed(img_size, 16, in_chans, embed_dim).proj
-        for convolution, _norm in self.proj[0::2][: _PLAIN_PATCHES[patch_size]]:
-            convolution.stride = (1, 1)
+        make_finer(self.proj, patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
         patches: Tensor = self.proj(x)
@@ -97,7 +97,7 @@ class HybridStem(nn.Module):
         )
         for module in self.backbone.modules():
             if isinstance(module, nn.Conv2d):
-                _init(module)
+                truncated(module)
         self.proj = nn.Conv2d(256, embed_dim, 2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -204,9 +204,7 @@ class FAN(nn.Module):
         )
         self.norm = norm(dim)
         self.head = nn.Linear(dim, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                _init(module)
+        self.apply(truncated_linear)
         with torch.no_grad():
             self.head.weight.mul_(size.head_scale)
 
@@ -224,12 +222,6 @@ class FAN(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x)[:, 0])
         return logits
-
-
-def _init(layer: nn.Conv2d | nn.Linear) -> None:
-    trunc_normal_(layer.weight, std=0.02)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
 
 
 def _register(name: str, size: _Size) -> None:

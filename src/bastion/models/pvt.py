@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
+from bastion.models.initial import truncated_linear
 from bastion.models.stems import as_image, as_tokens
 
 PAPER = "Wang et al. 2021, Pyramid Vision Transformer"
@@ -146,47 +147,33 @@ class PVT(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, PyramidStage):
+    truncated_linear(module)
+    if isinstance(module, PyramidStage):
         trunc_normal_(module.pos_embed, std=0.02)
         if module.cls_token is not None:
             trunc_normal_(module.cls_token, std=0.02)
 
 
-def _pvt(stages: tuple[Stage, ...], num_classes: int, in_chans: int, img_size: int, drop_path_rate: float) -> Backbone:
-    network = PVT(stages, num_classes, in_chans, img_size, drop_path_rate)
-    shape = (in_chans, img_size, img_size)
-    return Backbone(network, num_classes, shape, paper=PAPER, attention="tokens", renames=RENAMES)
+def _register(name: str, stages: tuple[Stage, ...], about: str, *, classes: int = 1000, size: int = 224) -> None:
+    @models.register(name)
+    def pvt(
+        *, num_classes: int = classes, in_chans: int = 3, img_size: int = size, drop_path_rate: float = 0.0
+    ) -> Backbone:
+        network = PVT(stages, num_classes, in_chans, img_size, drop_path_rate)
+        shape = (in_chans, img_size, img_size)
+        return Backbone(network, num_classes, shape, paper=PAPER, attention="tokens", renames=RENAMES)
+
+    pvt.__doc__ = about
 
 
-@models.register("pvt/ti")
-def pvt_ti(*, num_classes: int = 1000, in_chans: int = 3, img_size: int = 224, drop_path_rate: float = 0.0) -> Backbone:
-    """PVT-Tiny."""
-    return _pvt(pyramid((2, 2, 2, 2)), num_classes, in_chans, img_size, drop_path_rate)
-
-
-@models.register("pvt/s")
-def pvt_s(*, num_classes: int = 1000, in_chans: int = 3, img_size: int = 224, drop_path_rate: float = 0.0) -> Backbone:
-    """PVT-Small."""
-    return _pvt(pyramid((3, 4, 6, 3)), num_classes, in_chans, img_size, drop_path_rate)
-
-
-@models.register("pvt/m")
-def pvt_m(*, num_classes: int = 1000, in_chans: int = 3, img_size: int = 224, drop_path_rate: float = 0.0) -> Backbone:
-    """PVT-Medium."""
-    return _pvt(pyramid((3, 4, 18, 3)), num_classes, in_chans, img_size, drop_path_rate)
-
-
-@models.register("pvt/l")
-def pvt_l(*, num_classes: int = 1000, in_chans: int = 3, img_size: int = 224, drop_path_rate: float = 0.0) -> Backbone:
-    """PVT-Large."""
-    return _pvt(pyramid((3, 8, 27, 3)), num_classes, in_chans, img_size, drop_path_rate)
-
-
-@models.register("tiny/pvt")
-def tiny_pvt(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, drop_path_rate: float = 0.0) -> Backbone:
-    """PVT for 32×32 images: grids of 16, 8, 4 and 2, 0.8 M parameters."""
-    rows = zip((32, 64, 96, 128), (1, 1, 2, 1), (1, 2, 3, 4), (4, 4, 4, 4), (8, 4, 2, 1), (2, 2, 2, 2), strict=True)
-    return _pvt(tuple(Stage(*row) for row in rows), num_classes, in_chans, img_size, drop_path_rate)
+_register("pvt/ti", pyramid((2, 2, 2, 2)), "PVT-Tiny.")
+_register("pvt/s", pyramid((3, 4, 6, 3)), "PVT-Small.")
+_register("pvt/m", pyramid((3, 4, 18, 3)), "PVT-Medium.")
+_register("pvt/l", pyramid((3, 8, 27, 3)), "PVT-Large.")
+_register(
+    "tiny/pvt",
+    (Stage(32, 1, 1, 4, 8, 2), Stage(64, 1, 2, 4, 4, 2), Stage(96, 2, 3, 4, 2, 2), Stage(128, 1, 4, 4, 1, 2)),
+    "PVT for 32×32 images: grids of 16, 8, 4 and 2, 0.8 M parameters.",
+    classes=10,
+    size=32,
+)

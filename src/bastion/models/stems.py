@@ -83,18 +83,16 @@ def total_stride(layers: Sequence[Layer]) -> int:
 
 def check_patches(img_size: int, patch_size: int) -> None:
     if patch_size < 1 or img_size < 1 or img_size % patch_size:
-        raise ValueError(f"img_size: {img_size} cannot be cut into patches of {patch_size}")
+        raise ValueError(
+            f"img_size: {img_size} cannot be cut into patches of {patch_size}; set a patch_size that divides it"
+        )
 
 
 def patch_grid(img_size: int, patch_size: int, known: Collection[int]) -> tuple[int, int]:
     """Rows and columns of patches; refuses patches that a stem cannot make, and images that they do not tile."""
     if patch_size not in known:
         raise ValueError(f"patch_size: expected one of {sorted(known)}, got {patch_size}")
-    if img_size < patch_size or img_size % patch_size:
-        raise ValueError(
-            f"img_size: {img_size} is not a multiple of the patch size {patch_size}; set a patch_size of "
-            f"{sorted(known)} that divides it, or another img_size"
-        )
+    check_patches(img_size, patch_size)
     return img_size // patch_size, img_size // patch_size
 
 

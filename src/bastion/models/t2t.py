@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
+from bastion.models.initial import truncated_linear
 from bastion.models.stems import as_image, patch_grid
 
 _STRIDES = {16: (4, 2, 2), 8: (2, 2, 2), 4: (2, 2, 1)}  # of the three soft splits, by patch size
@@ -122,7 +123,7 @@ class T2TViT(nn.Module):
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
-        self.apply(_init_linear)
+        self.apply(truncated_linear)
 
     def no_weight_decay(self) -> set[str]:
         return {"cls_token", "pos_embed"}
@@ -142,13 +143,6 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * frequencies
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
     return table.unsqueeze(0).to(torch.get_default_dtype())
-
-
-def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def _register(name: str, size: _Size) -> None:

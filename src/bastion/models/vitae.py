@@ -12,11 +12,13 @@ import bastion._torchvision  # noqa: F401  (before timm)
 
 # isort: split
 import torch
-from timm.layers import Attention, DropPath, Mlp, trunc_normal_
+from timm.layers import Attention, DropPath, Mlp
 from torch import Tensor, nn
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
+from bastion.models.initial import truncated_linear
+from bastion.models.stems import as_tokens
 
 EPS = 1e-6  # of LayerNorm
 
@@ -108,7 +110,7 @@ class ReductionCell(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.PRM(x)  # (B, C, H, W)
-        tokens = self.attn(self.norm1(_tokens(patches))) + _tokens(self.PCM(x))
+        tokens = self.attn(self.norm1(as_tokens(patches))) + as_tokens(self.PCM(x))
         tokens = tokens + self.mlp(self.norm2(tokens))
         out: Tensor = tokens.transpose(1, 2).reshape(x.shape[0], -1, *patches.shape[2:])
         return out
@@ -139,7 +141,7 @@ class NormalBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         side = math.isqrt(x.shape[1])
         local = self.PCM(x.transpose(1, 2).reshape(x.shape[0], -1, side, side))
-        x = x + self.drop_path(self.attn(self.norm1(x)) + _tokens(local))
+        x = x + self.drop_path(self.attn(self.norm1(x)) + as_tokens(local))
         out: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
         return out
 
@@ -157,21 +159,11 @@ class ViTAE(nn.Module):
         rates = torch.linspace(0, drop_path_rate, cells.depth, device="cpu").tolist()
         self.blocks = nn.Sequential(*(NormalBlock(last.tokens, cells, rate) for rate in rates))
         self.head = nn.Linear(last.tokens, num_classes)
-        self.apply(_initialise)
+        self.apply(truncated_linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.blocks(_tokens(self.reductions(x))).mean(1))
+        logits: Tensor = self.head(self.blocks(as_tokens(self.reductions(x))).mean(1))
         return logits
-
-
-def _tokens(x: Tensor) -> Tensor:
-    return x.flatten(2).transpose(1, 2)  # (B, C, H, W) to (B, N, C)
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
 
 
 def _vitae(cells: Cells, num_classes: int, in_chans: int, img_size: int, drop_path_rate: float) -> Backbone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import bastion._torchvision  # noqa: F401  (before timm)
 
@@ -11,9 +12,9 @@ from timm.models.xcit import Xcit
 
 from bastion.models import models
 from bastion.models.classifier import Backbone
-from bastion.models.stems import check_patches
+from bastion.models.stems import patch_grid
 
-_UNSTRIDED = {16: 0, 8: 1, 4: 2, 2: 3}  # patch size: how many of the stem's four convolutions lose their stride
+UNSTRIDED = {16: 0, 8: 1, 4: 2, 2: 3}  # patch size: how many of the stem's four convolutions lose their stride
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,16 @@ class Size:
     tokens_norm: bool = True  # the class-attention blocks normalise all tokens
 
 
+def make_finer(stem: Any, patch_size: int) -> None:
+    """Patches of 16 become smaller ones, with the same weights."""
+    for layer in stem[::2][: UNSTRIDED[patch_size]]:  # between them stand activations
+        layer[0].stride = (1, 1)
+
+
 def _xcit(
     size: Size, num_classes: int, in_chans: int, img_size: int, patch_size: int, drop_path_rate: float
 ) -> Backbone:
-    if patch_size not in _UNSTRIDED:
-        raise ValueError(f"patch_size: expected 16, 8, 4 or 2, got {patch_size}")
-    check_patches(img_size, patch_size)
+    grid = patch_grid(img_size, patch_size, UNSTRIDED)
     network = Xcit(
         patch_size=16,
         in_chans=in_chans,
@@ -43,11 +48,9 @@ def _xcit(
     )
     # Always the stem of patches of 16, so that its weights serve all sizes; timm's for 8 has a layer less.
     stem = network.patch_embed
-    for layer in stem.proj[::2][: _UNSTRIDED[patch_size]]:
-        layer[0].stride = (1, 1)
-    side = img_size // patch_size
+    make_finer(stem.proj, patch_size)
     stem.img_size, stem.patch_size = (img_size, img_size), (patch_size, patch_size)
-    stem.grid_size, stem.num_patches = (side, side), side * side
+    stem.grid_size, stem.num_patches = grid, grid[0] * grid[1]
     shape = (in_chans, img_size, img_size)
     return Backbone(network, num_classes, shape, paper="El-Nouby et al. 2021, XCiT", attention="channels")
 

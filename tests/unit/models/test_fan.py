@@ -155,7 +155,7 @@ def test_a_hybrid_takes_small_images_with_patches_of_eight() -> None:
     [
         ({"name": "fan/hybrid-t", "patch_size": 4}, r"patch_size: expected one of \[8, 16\], got 4"),
         ({"name": "fan/vit-t", "patch_size": 3}, r"patch_size: expected one of \[2, 4, 8, 16\], got 3"),
-        ({"name": "fan/vit-t", "img_size": 100}, "img_size: 100 is not a multiple of the patch size 16"),
+        ({"name": "fan/vit-t", "img_size": 100}, "img_size: 100 cannot be cut into patches of 16"),
     ],
 )
 def test_what_cannot_be_built_says_why(spec: dict[str, Any], message: str) -> None:

@@ -168,8 +168,8 @@ def test_without_scaling_any_grid_will_do() -> None:
         ({"name": "rvt/ti", "masked_blocks": 11}, r"masked_blocks: expected 0 to 10 \(of the first stage\), got 11"),
         ({"name": "rvt/s", "masked_blocks": -1}, "masked_blocks: expected 0 to 12"),
         ({"name": "rvt/ti", "patch_size": 5}, r"patch_size: expected one of \[4, 8, 16\], got 5"),
-        ({"name": "rvt/ti", "img_size": 40}, "img_size: 40 is not a multiple of the patch size 16; set a patch_size"),
-        ({"name": "rvt/ti", "img_size": 0}, "img_size: 0 is not a multiple"),
+        ({"name": "rvt/ti", "img_size": 40}, "img_size: 40 cannot be cut into patches of 16"),
+        ({"name": "rvt/ti", "img_size": 0}, "img_size: 0 cannot be cut"),
         ({"name": "rvt/ti", "qkv": "dense"}, "model.qkv: input should be 'linear' or 'conv'"),
     ],
 )

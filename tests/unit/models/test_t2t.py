@@ -108,7 +108,7 @@ def test_the_position_table_is_not_trained() -> None:
     ("spec", "message"),
     [
         ({"name": "t2t/14", "patch_size": 2}, r"patch_size: expected one of \[4, 8, 16\], got 2"),
-        ({"name": "t2t/14", "img_size": 100}, "img_size: 100 is not a multiple of the patch size 16"),
+        ({"name": "t2t/14", "img_size": 100}, "img_size: 100 cannot be cut into patches of 16"),
     ],
 )
 def test_what_cannot_be_built_says_why(spec: dict[str, Any], message: str) -> None:

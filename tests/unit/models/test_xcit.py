@@ -98,7 +98,7 @@ def test_sizes_that_16_does_not_divide_are_fine_with_finer_patches() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patch_size": 32}, "patch_size: expected 16, 8, 4 or 2, got 32"),
+        ({"patch_size": 32}, "patch_size: expected one of .2, 4, 8, 16., got 32"),
         ({"img_size": 40, "patch_size": 16}, "40 cannot be cut into patches of 16"),
     ],
 )
