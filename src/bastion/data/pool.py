@@ -8,8 +8,10 @@ from itertools import accumulate, pairwise
 
 import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from bastion.data import datasets
+from bastion.data.arrays import ArraySplit
 from bastion.errors import BastionError
 from bastion.recipe import Extra
 from bastion.types import DataSet, Split
@@ -42,6 +44,17 @@ class Pool:
     def image(self, position: int) -> Image:
         which = bisect_right(self.starts, position) - 1
         return self.splits[which].image(position - self.starts[which])
+
+    def pixels(self, positions: Tensor) -> Tensor | None:
+        """uint8 (B, C, H, W), if all splits hold arrays of one size: no picture need be opened then."""
+        arrays = [split for split in self.splits if isinstance(split, ArraySplit)]
+        if len(arrays) < len(self.splits) or len({split.shape for split in arrays}) > 1:
+            return None
+        pixels = torch.empty(len(positions), *arrays[0].shape, dtype=torch.uint8)
+        for start, split in zip(self.starts, arrays, strict=False):
+            inside = (start <= positions) & (positions < start + len(split))
+            pixels[inside] = split.pixels(positions[inside] - start)
+        return pixels
 
 
 def build_extra(extra: Sequence[Extra], data: DataSet) -> list[DataSet]:

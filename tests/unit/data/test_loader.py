@@ -180,16 +180,67 @@ class TestRepeats:
         assert any(len(others) > 1 for others in partners.values())
 
 
+class TestShift:
+    """Crop and flip of a whole batch at once."""
+
+    def test_every_image_is_one_of_its_windows(self, tiny_data: DataSet) -> None:
+        """All offsets come, both ways round, and in every epoch others."""
+        stored = {n: tiny_data.train.batch([p]).x[0] for p, n in enumerate(tiny_data.train.index.tolist())}
+        places: dict[tuple[int, int, bool], int] = Counter()
+        for batch in _batches(tiny_data, augment=Augment(padding=1), stop=90):
+            for number, x in zip(batch.index.tolist(), batch.x, strict=True):
+                padded = torch.nn.functional.pad(stored[number], (1, 1, 1, 1))
+                windows = padded.unfold(1, 8, 1).unfold(2, 8, 1)  # (C, 3, 3, 8, 8)
+                found = [
+                    (*place, mirrored)
+                    for mirrored in (False, True)
+                    for place in (windows == (x.flip(-1) if mirrored else x)[:, None, None])
+                    .all(0)
+                    .flatten(2)
+                    .all(2)
+                    .nonzero()
+                    .tolist()
+                ]
+                assert len(found) == 1, number
+                places[found[0]] += 1
+        assert len(places) == 18
+        assert all(50 < count < 115 for count in places.values()), places  # 1440 draws: 80 each, give or take
+
+    def test_pictures_of_all_sources_are_the_right_ones(self, tiny_data: DataSet) -> None:
+        extra = _noise(21)
+        pool = Pool(tiny_data.train, [(extra, 0.5)])
+        for batch in _load(pool, tiny_data, augment=Augment(crop="none", hflip=0.0)):
+            for number, x in zip(batch.index.tolist(), batch.x, strict=True):
+                split, row = (extra, number - EXTRA) if number >= EXTRA else (tiny_data.train, number)
+                assert torch.equal(x, split.batch([split.index.tolist().index(row)]).x[0])
+
+    def test_one_by_one_would_do_as_much(self, tiny_data: DataSet) -> None:
+        """Pictures of another size have to be fitted first: the same shifts, other draws."""
+        pool = Pool(tiny_data.train, [(_noise(48, 12), 0.5)])
+        slow, quick = (
+            torch.cat([b.x[b.index < EXTRA] for b in _load(each, tiny_data, stop=300)]).mean((0, 1))
+            for each in (pool, Pool(tiny_data.train))
+        )
+        assert torch.allclose(slow, quick, atol=0.02)  # black comes in at the rim as often
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_start_and_workers_change_nothing(self, tiny_data: DataSet, way: str) -> None:
+        pool, repeats = _pools(tiny_data)[way]
+        whole = _load(pool, tiny_data, repeats, stop=5)
+        assert _equal(_load(pool, tiny_data, repeats, start=3, stop=5, workers=2), whole[3:])
+
+
 class TestProgressive:
     def test_all_images_of_an_epoch_are_changed_with_its_strength(self, tiny_data: DataSet) -> None:
         """By the epoch of the step, also for extra images that are shown for the first time."""
         seen: list[int] = []
 
-        def watch(image: Image, epoch: int) -> Tensor:
-            seen.append(epoch)
-            return torch.zeros(3, 8, 8)
+        class Watch(TrainingTransform):
+            def __call__(self, image: Image, epoch: int) -> Tensor:
+                seen.append(epoch)
+                return torch.zeros(3, 8, 8)
 
-        pool = Pool(tiny_data.train, [(_noise(500), 0.5)])
+        pool, watch = Pool(tiny_data.train, [(_noise(500), 0.5)]), Watch(Augment(color_jitter=0.4), tiny_data)
         list(training_batches(pool, watch, batch=32, seed=0, start=0, stop=9))
         assert seen == [epoch for epoch in (0, 1, 2) for _ in range(3 * 32)]
 
