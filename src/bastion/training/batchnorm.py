@@ -6,23 +6,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from bastion.errors import BastionError
 
 
-class _Total(torch.autograd.Function):
-    """The sum over all processes; its gradient is the sum of everybody's."""
+class _Normalised(torch.autograd.Function):
+    """x by given statistics, which are those of the images of all processes: its gradient goes through them too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
+    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, mean, (variance + eps).rsqrt())
+        return F.batch_norm(x, mean, variance, eps=eps)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Total.forward(ctx, gradient.contiguous())
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, scale = ctx.saved_tensors
+        centred = x - _over_pixels(mean)
+        sums = torch.stack([gradient.sum((0, 2, 3)), (gradient * centred).sum((0, 2, 3))])
+        dist.all_reduce(sums)
+        count = x.numel() // x.shape[1] * dist.get_world_size()
+        alike, along = sums / count
+        centred *= _over_pixels(-along * scale.square())
+        return ((centred + (gradient - _over_pixels(alike))) * _over_pixels(scale)).to(x.dtype), None, None, None
 
 
 class SharedBatchNorm2d(nn.BatchNorm2d):
@@ -31,21 +40,29 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not dist.is_initialized():
             return super().forward(x)
-        count = x.numel() // x.shape[1] * dist.get_world_size()
-        mean = _Total.apply(x.sum((0, 2, 3))) / count  # type: ignore[no-untyped-call]
-        centred = x - mean[:, None, None]
-        variance = _Total.apply(centred.square().sum((0, 2, 3))) / count  # type: ignore[no-untyped-call]
-        self._remember(mean.detach(), variance.detach() * count / max(count - 1, 1))
-        y: Tensor = centred * (variance + self.eps).rsqrt()[:, None, None]
-        return y if self.weight is None else y * self.weight[:, None, None] + self.bias[:, None, None]
+        mean, variance = self._statistics(x.detach())
+        y: Tensor = _Normalised.apply(x, mean, variance, self.eps)  # type: ignore[no-untyped-call]
+        return y if self.weight is None else torch.addcmul(_over_pixels(self.bias), y, _over_pixels(self.weight))
 
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked += 1
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance, share)
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of everybody's images; the running ones follow."""
+        own = torch.stack(torch.batch_norm_update_stats(x, None, None, 0.0))
+        everybody = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, own)
+        means, variances = torch.stack(everybody, 1)
+        mean = means.mean(0)
+        variance = (variances + (means - mean).square()).mean(0)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            count = x.numel() // x.shape[1] * len(everybody)
+            self.num_batches_tracked += 1
+            share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean, share)
+            self.running_var.lerp_(variance * count / max(count - 1, 1), share)
+        return mean, variance
+
+
+def _over_pixels(values: Tensor) -> Tensor:
+    return values[:, None, None]
 
 
 def share_batchnorms(module: nn.Module) -> None:

@@ -84,12 +84,14 @@ class World:
 
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Running statistics become the mean of everybody's: they are part of what the next attack sees."""
-        if self.size == 1:
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if self.size == 1 or not buffers:
             return
-        for buffer in model.buffers():
-            if buffer.is_floating_point():
-                dist.all_reduce(buffer)
-                buffer /= self.size
+        together = torch.cat([buffer.flatten().float() for buffer in buffers])
+        dist.all_reduce(together)
+        parts = torch.split(together / self.size, [buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
 
     def first_says(self, value: T) -> T:
         """What the main process says."""
