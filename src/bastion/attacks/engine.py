@@ -315,20 +315,19 @@ def _gradient(loss: Tensor, x: Tensor) -> Tensor:
 
 def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float) -> None:
     """Keep the points that fool the model inside the threat's set; a lead below the rounding is none."""
-    fooled = misclassified(logits, runs.y)
-    if not fooled.any():
+    hits = misclassified(logits, runs.y).nonzero()[:, 0]
+    if len(hits):  # a point that is none fools nobody
+        hits = hits[threat.contains(runs.x0[hits], x[hits]) & x[hits].flatten(1).isfinite().all(1)]
+    if not len(hits):
         return
-    fooled &= x.flatten(1).isfinite().all(1)  # a point that is none fools nobody
-    runs, x, logits = runs.take(fooled), x[fooled], logits[fooled]
-    inside = threat.contains(runs.x0, x)
-    lead = margin(logits, runs.y).nan_to_num(nan=torch.inf)  # no answer is not the right answer
+    at, number, x0, x, logits = runs.at[hits], runs.number[hits], runs.x0[hits], x[hits], logits[hits]
+    lead = margin(logits, runs.y[hits]).nan_to_num(nan=torch.inf)  # no answer is not the right answer
     least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
     sure = (lead > least * logits.abs().amax(1)) | lead.isinf()
-    score = lead if goal == "hit" else -threat.distance(runs.x0, x) - torch.where(sure, 0.0, DOUBT)
-    found.offer(runs.at[inside], x[inside], score[inside], fooled=True)
+    score = lead if goal == "hit" else -threat.distance(x0, x) - torch.where(sure, 0.0, DOUBT)
+    found.offer(at, x, score, fooled=True)
     if goal == "hit":
-        sure &= inside
-        found.settle(runs.at[sure], runs.number[sure], x[sure], lead[sure])
+        found.settle(at[sure], number[sure], x[sure], lead[sure])
 
 
 def _refill(rule: Search[R], batch: Batch, runs: R, waiting: Jobs, by: Tensor) -> tuple[R, Jobs]:

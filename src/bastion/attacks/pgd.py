@@ -79,7 +79,8 @@ class PGD:
             x, velocity = self._start(batch.index, x0, threat, seed, run), torch.zeros_like(x0)
             for _ in range(self.steps):
                 value, fooled, gradient = ascent(model, x, batch.y, loss)
-                best.offer(x, value, fooled)
+                if self.keep == "best":
+                    best.offer(x, value, fooled)
                 velocity = accumulated(velocity, gradient, self.momentum) if self.momentum else gradient
                 x = threat.project(x0, x + self._length(threat) * threat.direction(velocity, x, self.sparsity))
             if self.keep == "last":
