@@ -6,6 +6,7 @@
     python -m benchmarks.autoattack --whole --norms linf --n 128 --models pyautoattack/resnet18
     python -m benchmarks.autoattack --stored --write     # put the tables into docs/attacks.md
     python -m benchmarks.autoattack --memory             # peak memory of both sides, each in a process of its own
+    python -m benchmarks.autoattack --seeds 3 --norms l1 --components apgd-t   # does the reference agree with itself?
 
 Component by component, both sides get the same model, the same images in the same order and one thread, in one process
 and one after the other; a component attacks all images that are classified right, not only what others left over. The
@@ -25,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,10 @@ def by_bastion(model: nn.Module, batch: Batch, threat: Threat, component: str) -
     return Side((verdict.clean & ~verdict.fooled).tolist(), seconds, forwards, backwards)
 
 
-def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
+def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str, seed: int = 0) -> Side:
     counted = Counted(model)
     norm = {"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm]
-    adversary = reference.AutoAttack(counted, norm=norm, eps=threat.eps, seed=0)
+    adversary = reference.AutoAttack(counted, norm=norm, eps=threat.eps, seed=seed)
     if component != STANDARD:
         adversary.attacks_to_run = [component]
     adversary.verbose = False
@@ -203,6 +204,16 @@ def compare_torchattacks(models: list[str], norms: list[str], components: list[s
                 ours = by_bastion(model, batch, THREATS[norm], component).seconds
                 theirs = torchattacks_seconds(model, batch, THREATS[norm], component)
                 print(f"{name} {norm} {component}: {theirs / ours:.2f}× the speed of torchattacks", flush=True)
+
+
+def compare_seeds(models: list[str], norms: list[str], components: list[str], seeds: int) -> None:
+    """How far the reference agrees with itself when only its seed changes: nobody can agree with it better."""
+    batch = datasets.build("cifar10").test.batch(range(CHUNK))
+    for name, norm, component in product(models, norms, components):
+        model = load_model(name)
+        runs = [by_reference(model, batch, THREATS[norm], component, seed).robust for seed in range(seeds)]
+        agreed = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in combinations(runs, 2)]
+        print(f"{name} {norm} {component}: robust {[sum(run) for run in runs]}, agree {agreed} of {CHUNK}", flush=True)
 
 
 def path_of(model: str, norm: str, component: str, start: int) -> Path:
@@ -323,6 +334,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
     parser.add_argument("--torchattacks", action="store_true", help="time torchattacks too, on the first 100 images")
+    parser.add_argument("--seeds", type=int, help="compare the reference with itself under so many seeds instead")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")
     chosen = parser.parse_args()
@@ -333,6 +345,9 @@ def main() -> None:
         return
     if chosen.memory:
         compare_memory(chosen.models, chosen.norms)
+        return
+    if chosen.seeds:
+        compare_seeds(chosen.models, chosen.norms, chosen.components, chosen.seeds)
         return
     if chosen.torchattacks:
         compare_torchattacks(chosen.models, chosen.norms, chosen.components)

@@ -18,6 +18,7 @@ SHIPPED = Path(__file__).parent / "recipes"
 
 
 WORST_CASE = "worst case"
+ONE_FORM = {"optimizer", "schedule"}  # sections whose keys are the same whatever their name
 IDLE = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
 
@@ -33,7 +34,7 @@ Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Spec(BaseModel):
@@ -157,7 +158,7 @@ class Schedule(Section):
                 f"than epochs ({self.epochs})"
             )
         if self.name == "one-cycle" and (self.warmup_epochs or self.cooldown_epochs):
-            raise ValueError("one-cycle has its own warm-up (`rise`); leave warmup_epochs and cooldown_epochs out")
+            raise ValueError("one-cycle has its own warm-up (`rise`); set warmup_epochs and cooldown_epochs to 0")
         return self
 
 
@@ -209,6 +210,13 @@ class Recipe(Section):
     def _even_parts(self) -> Recipe:
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate: {self.batch} images cannot be cut into {self.accumulate} equal parts")
+        return self
+
+    @model_validator(mode="after")
+    def _rate_falls(self) -> Recipe:
+        peak, least = self.optimizer.peak(self.batch), self.schedule.min_lr
+        if self.schedule.name == "cosine" and least > peak:
+            raise ValueError(f"schedule.min_lr: {least:g} is above the highest rate, {peak:g}; make it smaller")
         return self
 
     def resolved(self) -> dict[str, Any]:
@@ -333,14 +341,15 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         short = isinstance(before, str) and key != "normalize"  # whose words are no plug-ins
         if short and isinstance(value, Mapping) and value and "name" not in value:
             before = {"name": before}  # the short form of a plug-in, given a parameter
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and _same_plugin(before, value):
+        alike = key in ONE_FORM or _same_plugin(before, value)
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and alike:
             value = merge(before, value)
         result[key] = value
     return result
 
 
-def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return bool(new.get("name", old.get("name")) == old.get("name"))
+def _same_plugin(old: Any, new: Any) -> bool:
+    return isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("name", old.get("name")) == old.get("name")
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, Any]:

@@ -217,7 +217,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             fields = ", ".join(field.name for field in dataclasses.fields(option))
             raise BastionError(f"{path}: expected the keys {fields}, got {value!r}")
     try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+        return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise BastionError(f"{path}: {message[:1].lower()}{message[1:]}, got {value!r}") from error

@@ -61,6 +61,11 @@ class Run:
         return self.folder / "tensorboard"
 
     @property
+    def launched(self) -> Path:
+        """Names the torchrun that trains or trained it."""
+        return self.folder / ".launched"
+
+    @property
     def facts(self) -> Path:
         return self.folder / "facts"
 
@@ -125,9 +130,9 @@ class Run:
                 records.append(json.loads(line))
         return [record for record in records if isinstance(record, dict) and {"kind", "step"} <= record.keys()]
 
-    def rewind_log(self, step: int) -> None:
-        """Forget what was logged after `step`; a resumed run logs it anew."""
-        kept = [record for record in self.history() if record.get("step", 0) <= step]
+    def rewind_log(self, step: int, kind: str | None = None) -> None:
+        """Forget what was logged after `step`, or only what is of this kind; it will be logged anew."""
+        kept = [each for each in self.history() if each["step"] <= step or kind not in (None, each["kind"])]
         storage.write_text(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
 
 

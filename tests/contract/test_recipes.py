@@ -98,6 +98,32 @@ def test_recipes_say_their_command_cost_and_what_to_expect(name: str) -> None:
         assert accuracies or {"none", "without", "only"} & {*recipe.expect["source"].split()}
 
 
+def test_tiny_recipes_take_ten_minutes_at_most() -> None:
+    minutes = {name: load_recipe(name).expect["minutes"] for name in shipped("recipes") if name.startswith("tiny/")}
+    assert {name for name, taken in minutes.items() if taken > 10} == set()
+
+
+def test_robust_training_shows_its_over_fitting() -> None:
+    """But for the zoo, whose models are trained, and what has no attack."""
+    for name in shipped("recipes"):
+        recipe = load_recipe(name)
+        if recipe.validate_.attack and not name.startswith("zoo/"):
+            assert recipe.validate_.train == recipe.validate_.limit, name
+
+
+def test_images_with_copies_in_training_choose_no_epoch() -> None:
+    names = [name for name in shipped("recipes") if name.startswith("rspc/") and load_recipe(name).extra]
+    assert len(names) == 10
+    assert {load_recipe(name).validate_.choose for name in names} == {"last"}
+
+
+@pytest.mark.parametrize(("model", "epochs", "cooldown"), [("rvt-ti", 300, 0), ("rvt-b", 300, 0), ("fan-b", 310, 10)])
+def test_the_cool_down_is_run_where_the_papers_code_runs_it(model: str, epochs: int, cooldown: int) -> None:
+    for name in (f"rspc/{model}", f"rspc/{model}-rspc"):
+        schedule = load_recipe(name).schedule
+        assert (schedule.epochs, schedule.cooldown_epochs) == (epochs, cooldown)
+
+
 def test_the_cost_is_what_objectives_really_do() -> None:
     """A pass of `about` is a forward and a backward one."""
     there = [each for each in map(load_recipe, shipped("recipes")) if not objectives.awaits(each.objective.name)]

@@ -153,3 +153,11 @@ def test_merging_keeps_everything_of_the_newer(old: dict[str, object], new: dict
     assert within(new, merged)
     assert merge(merged, new) == merged
     assert old.keys() | new.keys() == merged.keys()
+
+
+def test_another_schedule_or_optimizer_keeps_the_other_values() -> None:
+    """They are sections with one set of keys, not plug-ins with keys of their own."""
+    recipe = load_recipe("xcit/s12", ("schedule.name=constant", "optimizer.name=sgd"))
+    before = load_recipe("xcit/s12")
+    assert recipe.schedule == before.schedule.model_copy(update={"name": "constant"})
+    assert recipe.optimizer == before.optimizer.model_copy(update={"name": "sgd"})

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bastion.attacks import journal
 from bastion.attacks.losses import input_gradient, likeliest_wrong, margin, misclassified
 from bastion.attacks.threat import Threat
-from bastion.attacks.victim import Victim, under_attack
+from bastion.attacks.victim import Victim, goes_together, under_attack
 from bastion.errors import BastionError
 from bastion.types import Batch, hard
 
@@ -192,6 +192,11 @@ def attack(
     batch = batch.check(known, name)
     if len(batch.x) == 0:
         return batch.x
+    if goal != "loss" and goes_together(model):
+        raise BastionError(
+            f"{name}: stops where an image is fooled, but processes that share BatchNorm in train mode or each have a "
+            "part of the model must make as many passes; take an attack that spends all its steps, as pgd or apgd-train"
+        )
     with under_attack(model, batch.x) as victim:
         found = Findings(batch.x)
         if goal == "loss" and not targets and known:  # training asks thousands of times: no pass for nothing

@@ -62,6 +62,14 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def goes_together(model: nn.Module) -> bool:
+    """Is each pass made by all processes that train, the inner attack's too? They must then make as many."""
+    if not _as_it_is.get():
+        return False
+    shared = any(part.training and getattr(part, "together", False) for part in model.modules())
+    return shared or any(isinstance(each, DTensor) for each in model.parameters())
+
+
 @contextmanager
 def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     """The model ready to be attacked around images like x; a victim stays the victim it is.

@@ -44,19 +44,24 @@ class TrainingTransform:
     """Crop, flip, jitter, policy and erasing, as the recipe says for an epoch."""
 
     def __init__(self, augment: Augment, data: DataSet) -> None:
-        growing = range(math.ceil(augment.progressive) + 1)
-        self.epochs = [_Chain(augment, data, strength(augment, epoch)) for epoch in growing]
+        self.augment, self.data = augment, data
+        self._chains: dict[float, _Chain] = {}
+        for epoch in (0, 1, math.ceil(augment.progressive)):  # what cannot be made is told now
+            self.chain(epoch)
 
     def __call__(self, image: Image, epoch: int) -> Tensor:
         """A stored picture to a float (C, H, W) in [0, 1]. Draws from the global generators: reseed them before."""
-        return self._chain(epoch)(image)
+        return self.chain(epoch)(image)
 
     def shift(self, epoch: int) -> Shift | None:
         """If it is all that is done to pictures that have the right size already."""
-        return self._chain(epoch).shift
+        return self.chain(epoch).shift
 
-    def _chain(self, epoch: int) -> _Chain:
-        return self.epochs[min(epoch, len(self.epochs) - 1)]
+    def chain(self, epoch: int) -> _Chain:
+        part = strength(self.augment, epoch)
+        if part not in self._chains:
+            self._chains[part] = _Chain(self.augment, self.data, part)
+        return self._chains[part]
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,15 @@ class Shift:
     hflip: float
 
     def __call__(self, x: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
-        batch, channels, height, width = x.shape
+        batch, _, height, width = x.shape
         down, right, luck = rng.uniform(seed, index, draw, (3,)).unbind(1)
         top, left = ((each * (2 * self.reach + 1)).long()[:, None] for each in (down, right))
         across = torch.arange(width).expand(batch, width)
         columns = left + torch.where(luck[:, None] < self.hflip, across.flip(1), across)
         rows = top + torch.arange(height)
-        planes = torch.arange(batch * channels).view(batch, channels, 1, 1)
-        wide = F.pad(x, [self.reach] * 4)
-        places = (planes * wide.shape[2] + rows[:, None, :, None]) * wide.shape[3] + columns[:, None, None, :]
-        return wide.take(places)
+        pixels = F.pad(x, [self.reach] * 4).permute(0, 2, 3, 1)
+        moved = pixels[torch.arange(batch)[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return moved.permute(0, 3, 1, 2).contiguous()
 
 
 class _Chain:

@@ -26,6 +26,7 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, scale = ctx.saved_tensors
         centred = x - _over_pixels(mean)
+        gradient = gradient.to(centred.dtype)  # of the statistics, which bfloat16 would be too coarse for
         sums = torch.stack([gradient.sum((0, 2, 3)), (gradient * centred).sum((0, 2, 3))])
         dist.all_reduce(sums)
         count = x.numel() // x.shape[1] * dist.get_world_size()
@@ -37,16 +38,21 @@ class _Normalised(torch.autograd.Function):
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """In train mode, mean and variance of the images of all processes; every process must have as many."""
 
+    together = True  # a pass in train mode waits for all processes
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not dist.is_initialized():
             return super().forward(x)
         mean, variance = self._statistics(x.detach())
         y: Tensor = _Normalised.apply(x, mean, variance, self.eps)  # type: ignore[no-untyped-call]
-        return y if self.weight is None else torch.addcmul(_over_pixels(self.bias), y, _over_pixels(self.weight))
+        if self.weight is None:
+            return y
+        return torch.addcmul(_over_pixels(self.bias), y, _over_pixels(self.weight)).to(x.dtype)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of everybody's images; the running ones follow."""
-        own = torch.stack(torch.batch_norm_update_stats(x, None, None, 0.0))
+        exact = x if x.dtype == torch.float64 else x.float()
+        own = torch.stack(torch.batch_norm_update_stats(exact, None, None, 0.0))
         everybody = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(everybody, own)
         means, variances = torch.stack(everybody, 1)

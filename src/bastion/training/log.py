@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from bastion import storage
 from bastion.progress import console
 from bastion.run import Run
 
@@ -19,7 +22,8 @@ class Log:
         self.run = run
         self.images = 0  # since the last record
         self.since = time.monotonic()
-        self.board = None if silent else SummaryWriter(str(run.tensorboard), purge_step=step or None)
+        with self._telling():
+            self.board = None if silent else SummaryWriter(str(run.tensorboard), purge_step=step or None)
 
     def __enter__(self) -> Log:
         return self
@@ -27,8 +31,9 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.board:
-            self.board.close()
+        with suppress(OSError) if error else self._telling():  # the first error is the one to tell
+            if self.board:
+                self.board.close()
 
     def write_step(self, record: dict[str, Any], waited: float) -> str:
         """Store one step's numbers; returns them as a few words. `stall`: the share of time spent waiting for data."""
@@ -48,7 +53,8 @@ class Log:
         if not self.board:
             return
         self._store("validation", {"kind": "epoch", **record})
-        self.board.flush()
+        with self._telling():
+            self.board.flush()
         words = [f"{self.run.name}  epoch {record['epoch']}/{epochs}"]
         for name in ("clean", "robust"):
             if f"val_{name}" in record:
@@ -59,6 +65,15 @@ class Log:
         if not self.board:
             return
         self.run.log(record)
-        for name, value in record.items():
-            if isinstance(value, float):
-                self.board.add_scalar(f"{group}/{name}", value, record["step"])
+        with self._telling():
+            for name, value in record.items():
+                if isinstance(value, float):
+                    self.board.add_scalar(f"{group}/{name}", value, record["step"])
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A full disk in a line."""
+        try:
+            yield
+        except OSError as error:
+            raise storage.disk_error(self.run.tensorboard, error) from error

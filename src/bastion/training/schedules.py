@@ -52,7 +52,7 @@ def _cycle(settings: Schedule, step: int, total: int, start: float, top: float, 
     """From start to top in the first part of the steps, on to the end in the others, along half cosines."""
     crest = settings.rise * total - 1
     if step <= crest:
-        return _between(start, top, step / crest)
+        return _between(start, top, step / crest if crest else 1.0)
     return _between(top, end, (step - crest) / max(total - 1 - crest, 1e-9))
 
 

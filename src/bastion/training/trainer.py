@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from bastion import rng
+from bastion import rng, storage
 from bastion.attacks import attacks
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
@@ -52,7 +52,7 @@ from bastion.training.schedules import set_rate
 from bastion.training.state import load_state, save_state
 from bastion.training.step import Step, joined, mean
 from bastion.training.validation import accuracies, validation_threat
-from bastion.training.world import World, joined_world, restarted
+from bastion.training.world import World, joined_world, launcher
 from bastion.types import Batch, DataSet, Example, Losses, Objective, Split
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -77,11 +77,19 @@ def train(
             create_run(run.folder, chosen.seed, chosen)  # not before everything could be built
         world.wait()
         with run.locked() if world.main else nullcontext(), stoppable() as stop:
-            if any(run.checkpoints.glob("*.safetensors")) and not (resume or restarted()):
+            trained = any(run.checkpoints.glob("*.safetensors")) and not resume
+            if world.first_says(trained and not _begun_by(run, launcher())):
                 raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+            if world.main and (started_by := launcher()):
+                storage.write_text(run.launched, started_by)
             trainer.restore()
             trainer.fit(stop)
     return run
+
+
+def _begun_by(run: Run, who: str | None) -> bool:
+    """Has this torchrun begun the run? Then it has started the processes again, and they go on."""
+    return who is not None and run.launched.is_file() and run.launched.read_text() == who
 
 
 def build_objective(recipe: Recipe) -> Objective:
@@ -103,6 +111,11 @@ class Trainer:
     def __init__(self, recipe: Recipe, run: Run, world: World) -> None:
         self.recipe, self.run, self.world = recipe, run, world
         self.device = world.device
+        share = world.share(recipe.batch, "processes")
+        if share % recipe.accumulate:
+            raise BastionError(
+                f"accumulate: the {share} images of each process cannot be cut into {recipe.accumulate} equal parts"
+            )
         if recipe.init and not any(run.checkpoints.glob("*.safetensors")):
             locate(recipe.init.from_)
         self.objective = build_objective(recipe).to(self.device)
@@ -110,6 +123,10 @@ class Trainer:
         self.extra = build_extra(recipe.extra, self.data)
         self.split = _limited(self.data.train, recipe.train_limit)
         self.pool = Pool(self.split, [(e.train, each.share) for e, each in zip(self.extra, recipe.extra, strict=True)])
+        if recipe.validate_.choose == "best" and not len(self.data.val):
+            raise BastionError(
+                f"validate.choose: {self.data.name} holds no images out to find the best by; set it last"
+            )
         self.seen = self.split.subset(range(min(recipe.validate_.train, len(self.split))))
         self.model = build_model(recipe, self.data).to(self.device)
         if recipe.channels_last:
@@ -128,7 +145,6 @@ class Trainer:
         self.peak = recipe.optimizer.peak(recipe.batch)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
         self.transform = TrainingTransform(recipe.augment, self.data)
-        share = world.share(recipe.batch, "processes")
         self.mix = mixing(recipe.augment, len(self.data.classes), share)
         self.waited = 0.0  # seconds without a batch to work on, since they were last logged
         self.step = 0  # how many steps are done
@@ -156,15 +172,15 @@ class Trainer:
                 if epoch_ends:
                     self.end_epoch(log)
                 due = time.monotonic() - saved > 60 * self.recipe.checkpoint.minutes
-                stopped = self.world.any(bool(stop))
+                stopped, due = (count > 0 for count in self.world.totals([bool(stop), due]))
                 if epoch_ends or stopped or due:
                     self.save()
                     saved = time.monotonic()
                 if stopped:
                     raise self.interrupted(stop)
                 advance()
-            if not (self.run.model / checkpoint.CARD).is_file():  # lost after the last step
-                self.end_epoch(log)
+            if not (self.run.model / checkpoint.CARD).is_file():
+                self.replace_lost_model(log)
 
     def bar(self) -> AbstractContextManager[Advance]:
         title = f"training {self.run.name}"
@@ -280,9 +296,21 @@ class Trainer:
         elif last:
             self.look_back(log)
 
+    def replace_lost_model(self, log: Log) -> None:
+        """All steps are done, but the model is gone: the last epoch's can be made again."""
+        self.world.wait()
+        if self.world.main:
+            self.run.rewind_log(self.step - 1, "epoch")
+            if self.recipe.validate_.choose == "best" and self.recipe.validate_.when == "epochs":
+                self.note(f"{self.run.model} was lost; the last epoch's model takes the place of the best one's")
+        self.best = -1.0
+        self.end_epoch(log)
+
     def look_back(self, log: Log) -> None:
         """Look at the models of all epochs that were kept, after training."""
         self.world.wait()
+        if self.world.main:
+            self.run.rewind_log(0, "epoch")  # of an earlier look that was stopped
         self.best = -1.0
         for folder in sorted(self.run.epochs.iterdir()):
             model = checkpoint.load(folder).to(self.device)
@@ -400,9 +428,14 @@ class Trainer:
         if self.ema:
             self.ema.set(self.model)
         if self.world.main:
-            message = f"weights of {init.from_} ({checkpoint.digest(source)[:16]}): {done}"
-            self.run.log({"kind": "event", "step": 0, "message": message, "init": done.as_dict()})
-            console.print(message, markup=False)
+            self.note(f"weights of {init.from_} ({checkpoint.digest(source)[:16]}): {done}", init=done.as_dict())
+            if not (torch.equal(source.mean, self.model.mean) and torch.equal(source.std, self.model.std)):
+                self.note(f"{init.from_} normalises images otherwise: its features will not be what they were")
+
+    def note(self, message: str, **more: Any) -> None:
+        """In the log and on the screen."""
+        self.run.log({"kind": "event", "step": self.step, "message": message, **more})
+        console.print(message, markup=False)
 
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole. Damaged ones are put aside, or they would be taken for the newest."""

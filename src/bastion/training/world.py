@@ -16,10 +16,12 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from bastion.errors import BastionError
 from bastion.models import Classifier
+from bastion.training.batchnorm import SharedBatchNorm2d
 
 T = TypeVar("T")
 
@@ -63,9 +65,6 @@ class World:
         waits = isinstance(step, DistributedDataParallel) and not last
         return step.no_sync() if waits else nullcontext()  # type: ignore[operator]
 
-    def any(self, flag: bool) -> bool:
-        return (self.size > 1 and self.totals([int(flag)])[0] > 0) or flag
-
     def totals(self, counts: list[int]) -> list[int]:
         """Sums over all processes."""
         if self.size == 1:
@@ -84,10 +83,13 @@ class World:
 
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Running statistics become the mean of everybody's: they are part of what the next attack sees."""
-        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        own = [
+            norm for norm in model.modules() if isinstance(norm, _NormBase) and not isinstance(norm, SharedBatchNorm2d)
+        ]
+        buffers = [buffer for norm in own for buffer in norm.buffers() if buffer.is_floating_point()]
         if self.size == 1 or not buffers:
             return
-        together = torch.cat([buffer.flatten().float() for buffer in buffers])
+        together = torch.cat([buffer.flatten() for buffer in buffers])
         dist.all_reduce(together)
         parts = torch.split(together / self.size, [buffer.numel() for buffer in buffers])
         for buffer, part in zip(buffers, parts, strict=True):
@@ -106,9 +108,9 @@ class World:
             dist.barrier()
 
 
-def restarted() -> bool:
-    """Did torchrun start this process again after one of the others died?"""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def launcher() -> str | None:
+    """Names the torchrun that started this process, and starts it again when one of the others has died."""
+    return f"torchrun {os.getppid()}" if dist.is_torchelastic_launched() else None
 
 
 @contextmanager

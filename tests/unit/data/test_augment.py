@@ -96,7 +96,7 @@ def test_mixing_needs_an_even_batch() -> None:
 def test_policies_that_keep_no_bits_of_an_image_make_it_black(tiny_data: DataSet, policy: str) -> None:
     """As with older Pillows; newer ones raise an error instead."""
     transform = TrainingTransform(Augment(auto_augment=policy), tiny_data)
-    (step,) = (step for step in transform.epochs[0].steps if type(step).__module__ == auto_augment.__name__)
+    (step,) = (step for step in transform.chain(0).steps if type(step).__module__ == auto_augment.__name__)
     operations = getattr(step, "ops", None) or [operation for pair in step.policy for operation in pair]
     image, seen = tiny_data.train.image(0), set()
     for operation in (operation for operation in operations if operation.name.startswith("Posterize")):
@@ -148,7 +148,7 @@ class TestProgressive:
     def test_the_policy_has_a_part_of_its_magnitude(self, tiny_data: DataSet) -> None:
         """Half of `rand-m8` is `rand-m4`, but for what is felt at magnitude 0: that comes half as often too."""
         growing = TrainingTransform(Augment(auto_augment="rand-m8-p0.6-mstd0.5-inc1", progressive=2), tiny_data)
-        (policy,) = (step for step in growing.epochs[1].steps if isinstance(step, auto_augment.RandAugment))
+        (policy,) = (step for step in growing.chain(1).steps if isinstance(step, auto_augment.RandAugment))
         assert {operation.magnitude for operation in policy.ops} == {4.0}
         for operation in policy.ops:
             assert operation.prob == pytest.approx(0.3 if operation.name in ABRUPT else 0.6)

@@ -73,6 +73,14 @@ def test_one_cycle_is_torchs(rise: float) -> None:
             reference.step()
 
 
+@pytest.mark.parametrize(("epochs", "rise"), [(10, 0.1), (4, 0.25), (2, 0.5), (1, 0.3), (3, 1 / 3)])
+def test_one_cycle_of_a_few_steps_has_rates(epochs: int, rise: float) -> None:
+    settings = Schedule(name="one-cycle", epochs=epochs, rise=rise)
+    rates = [learning_rate(settings, 1.0, step, 1) for step in range(epochs)]
+    assert all(0 < rate <= 1 for rate in rates)
+    assert rates == sorted(rates, reverse=True)  # there is no room to rise
+
+
 def test_schedules_that_leave_no_room_are_refused() -> None:
     with pytest.raises(ValueError, match="must be less than epochs"):
         Schedule(epochs=3, warmup_epochs=2, cooldown_epochs=1)

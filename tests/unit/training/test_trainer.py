@@ -10,17 +10,21 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import ADVERSARIAL, QUICK
+from torch.utils.tensorboard import SummaryWriter
 
 from bastion import BastionError, load
 from bastion.errors import Interrupted
 from bastion.models import checkpoint
+from bastion.recipe import load_recipe
 from bastion.run import Run
 from bastion.training import trainer
 from bastion.training.state import load_state
 from bastion.training.trainer import train
+from bastion.training.world import World
 from bastion.types import DataSet
 
 
@@ -165,6 +169,18 @@ def test_a_lost_model_comes_back_from_the_last_checkpoint(tmp_path: Path) -> Non
     shutil.rmtree(run.model)
     _train(tmp_path / "run", resume=True)
     assert checkpoint.digest(load(run.folder)) == before
+    assert [r["epoch"] for r in run.history() if r["kind"] == "epoch"] == [1, 2]
+
+
+def test_where_the_best_model_is_lost_the_last_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.9, 0.2, 0.2])
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
+    run = _train(tmp_path / "run", "validate.choose=best")
+    shutil.rmtree(run.model)
+    _train(tmp_path / "run", "validate.choose=best", resume=True)
+    assert checkpoint.read_card(run.model).about["epoch"] == 2
+    assert [r["epoch"] for r in run.history() if r["kind"] == "epoch"] == [1, 2]
+    assert "the last epoch's model takes the place of the best one's" in run.history()[-2]["message"]
 
 
 def test_a_failed_start_leaves_no_run_behind(tmp_path: Path) -> None:
@@ -208,6 +224,18 @@ def test_a_trained_run_is_not_trained_over(tmp_path: Path) -> None:
         _train(tmp_path / "run")
 
 
+def test_processes_that_torchrun_starts_again_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But only if it was the same torchrun that began: its second try must not do what the first refused."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    run = _train(tmp_path / "run")
+    _train(tmp_path / "run")
+    assert [r["message"] for r in run.history() if r["kind"] == "event"] == ["resumed at step 6"]
+    run.launched.write_text("torchrun 1")
+    with pytest.raises(BastionError, match="has been trained already"):
+        _train(tmp_path / "run")
+
+
 def test_a_run_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
     run = _train(tmp_path / "run")
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
@@ -240,6 +268,14 @@ def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000003.safetensors"]
     run = _train(tmp_path / "run", resume=True)
     assert _steps(run) == _steps(_train(tmp_path / "whole"))
+
+
+def test_a_full_disk_met_by_tensorboard_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SummaryWriter, "add_scalar", _no_space)
+    monkeypatch.setattr(SummaryWriter, "close", _no_space)
+    with pytest.raises(BastionError, match="tensorboard: no space left on the disk") as caught:
+        _train(tmp_path / "run")
+    assert not isinstance(caught.value.__context__, BastionError)
 
 
 def _no_space(*_: object) -> None:
@@ -275,8 +311,10 @@ def test_epochs_can_be_compared_after_training(tmp_path: Path, monkeypatch: pyte
     assert [r for r in _steps(during) if r["kind"] == "epoch"] == [r for r in _steps(after) if r["kind"] == "epoch"]
     assert checkpoint.digest(load(during.folder)) == checkpoint.digest(load(after.folder))
     shutil.rmtree(after.model)
+    after.log({"kind": "epoch", "step": 3, "epoch": 1})  # an earlier look was stopped
     again = _train(tmp_path / "b", *changes, "validate.when=end", resume=True)
     assert checkpoint.digest(load(during.folder)) == checkpoint.digest(load(again.folder))
+    assert [r["epoch"] for r in again.history() if r["kind"] == "epoch"] == [1, 2, 3]
 
 
 def test_training_images_are_looked_at_too(tmp_path: Path) -> None:
@@ -334,6 +372,25 @@ def test_training_starts_from_the_weights_that_are_named(tmp_path: Path) -> None
     _train(tmp_path / "run", model, f"init={{from: {source.folder}, new: [patch_embed]}}", *still, resume=True)
 
 
+def test_weights_that_expect_other_images_are_told(tmp_path: Path) -> None:
+    source = _train(tmp_path / "source", "schedule.epochs=1")
+    run = _train(tmp_path / "run", f"init={{from: {source.folder}}}", "normalize=none", "schedule.epochs=1")
+    assert "normalises images otherwise" in [r for r in run.history() if r["kind"] == "event"][-1]["message"]
+
+
+def test_each_process_cuts_its_share_into_equal_parts(tmp_path: Path) -> None:
+    recipe = load_recipe("base/micro", (*QUICK, "batch=20", "accumulate=4"))
+    with pytest.raises(BastionError, match="the 10 images of each process cannot be cut into 4 equal parts"):
+        trainer.Trainer(recipe, Run(tmp_path / "run"), World(rank=0, size=2))
+
+
+def test_without_held_out_images_none_is_the_best(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "all.npz", image=pixels, label=np.arange(64) % 10)
+    with pytest.raises(BastionError, match="validate.choose: npz holds no images out to find the best by"):
+        _train(tmp_path / "run", f"data={{name: npz, path: {tmp_path}/all.npz}}", "validate.choose=best")
+
+
 def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
     run = _train(tmp_path / "run", "precision=bf16", "schedule.epochs=1", *ADVERSARIAL)
     assert all(p.dtype == torch.float32 for p in load(run.folder).parameters())
@@ -361,6 +418,9 @@ def test_bf16_trains_and_keeps_float32_weights(tmp_path: Path) -> None:
         ("validate.attack={name: pgd}", "validate.threat: missing; the objective has none of its own"),
         ("batch=100", "batch: 100 is more than the 96 training images"),
         ("accumulate=5", "accumulate: 32 images cannot be cut into 5 equal parts"),
+        ("schedule.min_lr=0.1", "schedule.min_lr: 0.1 is above the highest rate, 0.001; make it smaller"),
+        ("optimizer.lr=.inf", "optimizer.lr: input should be a finite number"),
+        ("objective.label_smoothing=.nan", "objective.label_smoothing: input should be a finite number"),
         ("init={from: zoo/none}", "no 'zoo/none' in the zoo"),
         ("optimizer.perturb={name: sum, size: 1}", "optimizer.perturb.name: input should be 'sam' or 'awp'"),
         ("normalize={mean: [0.5], std: [0.5]}", "need 3 means"),
