@@ -44,7 +44,7 @@ from bastion.training.optim import make_optimizer
 from bastion.training.trainer import build_model, train
 from bastion.types import Batch
 
-BATCH, STEPS = 128, 4
+BATCH = 128
 MODELS = {
     "vit": ("model={name: vit/micro}", "optimizer.clip_grad=1", "accumulate=2"),
     "resnet": (
@@ -63,12 +63,12 @@ WAYS: dict[str, tuple[str, str]] = {
 }
 
 
-def changes_of(model: str, way: str) -> tuple[str, ...]:
+def changes_of(model: str, way: str, steps: int) -> tuple[str, ...]:
     return (
         *MODELS[model],
         f"objective={WAYS[way][0]}",
         f"batch={BATCH}",
-        f"train_limit={BATCH * STEPS}",
+        f"train_limit={BATCH * steps}",
         "schedule={epochs: 2, warmup_epochs: 0}",
         "validate={every: 2, limit: 1}",
         "log_every=10",
@@ -101,19 +101,19 @@ def passes(model: nn.Module, batch: Batch) -> dict[str, float]:
     return {"f": seconds(forward), "g": seconds(gradient), "t": seconds(training)}
 
 
-def trained(model: str, way: str, processes: int) -> float:
+def trained(model: str, way: str, steps: int, processes: int) -> float:
     """Seconds a step of `bastion train`; the first epoch warms up."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run")
         if processes == 1:
-            train("base/micro", changes=changes_of(model, way), folder=run.folder)
+            train("base/micro", changes=changes_of(model, way, steps), folder=run.folder)
         else:
             torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "-m", "bastion"]
-            changes = [word for change in changes_of(model, way) for word in ("--set", change)]
+            changes = [word for change in changes_of(model, way, steps) for word in ("--set", change)]
             command = [*torchrun, "train", "base/micro", *changes, "--dir", str(run.folder)]
             subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
-        steps = [record for record in run.history() if record["kind"] == "step"]
-    return BATCH / float(steps[-1]["images_per_s"])
+        records = [record for record in run.history() if record["kind"] == "step"]
+    return BATCH / float(records[-1]["images_per_s"])
 
 
 def plain(model: nn.Module, batches: Iterator[Batch], recipe: Recipe, way: str) -> float:
@@ -144,7 +144,7 @@ def plain(model: nn.Module, batches: Iterator[Batch], recipe: Recipe, way: str) 
         optimizer.step()
 
     times = []
-    for _ in range(STEPS):
+    for _ in range(4):
         began = time.perf_counter()
         batch = next(batches)
         loading = time.perf_counter() - began
@@ -160,8 +160,8 @@ def needed(formula: str, cost: dict[str, float]) -> float:
     return sum(int(term[:-1] or 1) * cost[term[-1]] for term in formula.split("+"))
 
 
-def compare(name: str, way: str, rounds: int, processes: int, threads: int) -> None:
-    recipe = load_recipe("base/micro", changes_of(name, way))
+def compare(name: str, way: str, *, steps: int, rounds: int, processes: int, threads: int) -> None:
+    recipe = load_recipe("base/micro", changes_of(name, way, steps))
     data = datasets.build("cifar10-mini")
     loader = training_batches(
         Pool(data.train), TrainingTransform(recipe.augment, data), batch=BATCH, seed=0, start=0, stop=100 * rounds
@@ -178,7 +178,7 @@ def compare(name: str, way: str, rounds: int, processes: int, threads: int) -> N
         rows = [passes(ours, batch) for _ in range(5)]
         limits.append(needed(WAYS[way][1], {kind: statistics.median(row[kind] for row in rows) for kind in rows[0]}))
         loops.append(plain(theirs, batches, recipe, way))
-        mine.append(trained(name, way, processes))
+        mine.append(trained(name, way, steps, processes))
     limit, own = (statistics.median(times) for times in (limits, mine))
     share = statistics.median(a / b for a, b in zip(limits, mine, strict=True))
     ratio = statistics.median(a / b for a, b in zip(loops, mine, strict=True))
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="of an epoch, at whose end the log is written")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1, help="of one thread, beside as many threads")
     chosen = parser.parse_args()
@@ -198,7 +199,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for name in chosen.models:
         for way in chosen.ways:
-            compare(name, way, chosen.rounds, chosen.processes, chosen.threads)
+            compare(
+                name,
+                way,
+                steps=chosen.steps,
+                rounds=chosen.rounds,
+                processes=chosen.processes,
+                threads=chosen.threads,
+            )
 
 
 if __name__ == "__main__":
