@@ -341,15 +341,14 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         short = isinstance(before, str) and key != "normalize"  # whose words are no plug-ins
         if short and isinstance(value, Mapping) and value and "name" not in value:
             before = {"name": before}  # the short form of a plug-in, given a parameter
-        alike = key in ONE_FORM or _same_plugin(before, value)
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and alike:
-            value = merge(before, value)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = merge(before, value) if key in ONE_FORM or _same_plugin(before, value) else value
         result[key] = value
     return result
 
 
-def _same_plugin(old: Any, new: Any) -> bool:
-    return isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("name", old.get("name")) == old.get("name")
+def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, Any]:

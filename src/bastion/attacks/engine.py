@@ -321,11 +321,12 @@ def _gradient(loss: Tensor, x: Tensor) -> Tensor:
 def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float) -> None:
     """Keep the points that fool the model inside the threat's set; a lead below the rounding is none."""
     hits = misclassified(logits, runs.y).nonzero()[:, 0]
-    if len(hits):  # a point that is none fools nobody
-        hits = hits[threat.contains(runs.x0[hits], x[hits]) & x[hits].flatten(1).isfinite().all(1)]
-    if not len(hits):
+    x0, x = runs.x0[hits], x[hits]
+    valid = threat.contains(x0, x) & x.flatten(1).isfinite().all(1)  # a point that is none fools nobody
+    if not valid.any():
         return
-    at, number, x0, x, logits = runs.at[hits], runs.number[hits], runs.x0[hits], x[hits], logits[hits]
+    hits, x0, x = hits[valid], x0[valid], x[valid]
+    at, number, logits = runs.at[hits], runs.number[hits], logits[hits]
     lead = margin(logits, runs.y[hits]).nan_to_num(nan=torch.inf)  # no answer is not the right answer
     least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
     sure = (lead > least * logits.abs().amax(1)) | lead.isinf()

@@ -1,6 +1,6 @@
 """Training images: timm's transforms, with every example's randomness fixed by (seed, epoch, index).
 
-Where crop and flip are all there is, a batch is shifted and mirrored as one tensor: 5 ms for 128 images, not 38.
+Where crop and flip are all there is, a batch is shifted and mirrored as one tensor, not picture by picture.
 
 A progressive recipe starts with crop and flip alone; all else grows to full strength in its first epochs, as heavy
 augmentation from the start can keep adversarially trained ViTs from learning (Bai et al. 2021).

@@ -68,8 +68,7 @@ class _Augmented(Dataset[Batch]):
         positions = torch.tensor([key.position for key in keys])
         index = self.pool.index[positions]
         shift = self.transform.shift(keys[0].epoch)
-        stored = self.pool.pixels(positions) if shift else None
-        if shift and stored is not None:
+        if shift and (stored := self.pool.pixels(positions)) is not None:
             draw = torch.tensor([(key.turn << 16) + key.copy for key in keys])
             x = shift(stored, index, seed=rng.key("augment", self.seed), draw=draw).float() / 255
         else:

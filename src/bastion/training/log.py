@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,14 +27,18 @@ class Log:
             self.board = None if silent else SummaryWriter(str(run.tensorboard), purge_step=step or None)
 
     def __enter__(self) -> Log:
+        self.hook, threading.excepthook = threading.excepthook, self._hush
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError) if error else self._telling():  # the first error is the one to tell
-            if self.board:
-                self.board.close()
+        try:
+            with suppress(OSError) if error else self._telling():  # the first error is the one to tell
+                if self.board:
+                    self.board.close()
+        finally:
+            threading.excepthook = self.hook
 
     def write_step(self, record: dict[str, Any], waited: float) -> str:
         """Store one step's numbers; returns them as a few words. `stall`: the share of time spent waiting for data."""
@@ -69,6 +74,11 @@ class Log:
             for name, value in record.items():
                 if isinstance(value, float):
                     self.board.add_scalar(f"{group}/{name}", value, record["step"])
+
+    def _hush(self, failed: threading.ExceptHookArgs) -> None:
+        """The board writes in a thread, whose error the next call raises again: no need to print it, too."""
+        if not isinstance(failed.exc_value, OSError):
+            self.hook(failed)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

@@ -83,11 +83,12 @@ class World:
 
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Running statistics become the mean of everybody's: they are part of what the next attack sees."""
-        own = [
-            norm for norm in model.modules() if isinstance(norm, _NormBase) and not isinstance(norm, SharedBatchNorm2d)
-        ]
+        if self.size == 1:
+            return
+        norms = (norm for norm in model.modules() if isinstance(norm, _NormBase))
+        own = (norm for norm in norms if not isinstance(norm, SharedBatchNorm2d))  # the others agree already
         buffers = [buffer for norm in own for buffer in norm.buffers() if buffer.is_floating_point()]
-        if self.size == 1 or not buffers:
+        if not buffers:
             return
         together = torch.cat([buffer.flatten() for buffer in buffers])
         dist.all_reduce(together)

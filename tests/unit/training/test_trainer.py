@@ -7,14 +7,15 @@ import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tests.conftest import ADVERSARIAL, QUICK
-from torch.utils.tensorboard import SummaryWriter
 
 from bastion import BastionError, load
 from bastion.errors import Interrupted
@@ -271,11 +272,14 @@ def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(
 
 
 def test_a_full_disk_met_by_tensorboard_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SummaryWriter, "add_scalar", _no_space)
-    monkeypatch.setattr(SummaryWriter, "close", _no_space)
+    """Its writer is a thread, which says nothing of its own."""
+    said: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    monkeypatch.setattr(RecordWriter, "flush", _no_space)
     with pytest.raises(BastionError, match="tensorboard: no space left on the disk") as caught:
         _train(tmp_path / "run")
     assert not isinstance(caught.value.__context__, BastionError)
+    assert not said and threading.excepthook == said.append
 
 
 def _no_space(*_: object) -> None:
