@@ -275,7 +275,13 @@ def test_a_full_disk_met_by_tensorboard_is_one_line_too(tmp_path: Path, monkeypa
     """Its writer is a thread, which says nothing of its own."""
     said: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", said.append)
-    monkeypatch.setattr(RecordWriter, "flush", _no_space)
+    written, write = [], RecordWriter.write
+
+    def full(self: RecordWriter, record: bytes) -> None:
+        written.append(record)
+        write(self, record) if len(written) < 4 else _no_space()
+
+    monkeypatch.setattr(RecordWriter, "write", full)
     with pytest.raises(BastionError, match="tensorboard: no space left on the disk") as caught:
         _train(tmp_path / "run")
     assert not isinstance(caught.value.__context__, BastionError)
