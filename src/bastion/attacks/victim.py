@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,9 +17,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
 # processor's cache. `benchmarks/lanes.py` measures it.
-CPU_CACHE = 16 << 20
+CPU_CACHE = 32 << 20
 GPU_MEMORY = 2 << 30
 LANES = (8, 256)
+
+RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
+SUMS = (operator.add, torch.add)
+FORGETFUL = (nn.Conv2d, nn.BatchNorm2d, *SUMS, operator.iadd)  # what comes out is not needed to go back
 
 
 class Victim(nn.Module):
@@ -75,7 +81,7 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     """The model ready to be attacked around images like x; a victim stays the victim it is.
 
     Parameters collect no gradients inside. Convolutional networks are asked in channels-last format with BatchNorm
-    folded into the convolutions, as a copy; if a copy cannot be made or does not agree, the model itself is asked.
+    folded into the convolutions, as a copy; if one cannot be made or does not agree, the model itself is asked.
     """
     if isinstance(model, Victim):
         yield model
@@ -124,6 +130,14 @@ def _folded(module: nn.Module) -> nn.Module:
         for name, child in module.named_children():
             setattr(module, name, _folded(child))
         return module
+    _fold(traced)
+    _reuse_memory(traced)
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    return traced
+
+
+def _fold(traced: fx.GraphModule) -> None:
     parts = dict(traced.named_modules())
     for node in traced.graph.nodes:
         if node.op != "call_module" or not isinstance(parts[node.target], nn.BatchNorm2d):
@@ -135,9 +149,25 @@ def _folded(module: nn.Module) -> nn.Module:
         traced.set_submodule(before.target, fused)
         node.replace_all_uses_with(before)
         traced.graph.erase_node(node)
-    traced.delete_all_unused_submodules()
-    traced.recompile()
-    return traced
+
+
+def _reuse_memory(traced: fx.GraphModule) -> None:
+    """ReLUs and sums are written over what was made for them alone, by layers whose own backward pass has no use for
+    it."""
+    parts = dict(traced.named_modules())
+
+    def kind(node: fx.Node) -> Any:
+        return type(parts[str(node.target)]) if node.op == "call_module" else node.target
+
+    def spare(value: Any) -> bool:
+        return isinstance(value, fx.Node) and len(value.users) == 1 and kind(value) in FORGETFUL
+
+    for node in traced.graph.nodes:
+        if kind(node) in RELUS and node.args and spare(node.args[0]):
+            node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, node.args[:1], {}
+        elif kind(node) in SUMS and not node.kwargs and any(map(spare, node.args)):
+            onto, other = node.args if spare(node.args[0]) else reversed(node.args)
+            node.target, node.args = operator.iadd, (onto, other)
 
 
 def _lanes(network: nn.Module, x: Tensor) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 from tests.conftest import MakeLinear
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from bastion import BastionError, Threat
 from bastion.attacks.apgd import APGD
@@ -155,6 +157,50 @@ def test_folding_keeps_the_function_and_its_gradient(name: str, dtype: torch.dty
     assert all(value.is_contiguous() for value in model.state_dict().values())  # its memory format is its own
 
 
+class Layers(nn.Module):
+    """A convolution and a BatchNorm, put together by a function."""
+
+    def __init__(self, join: Callable[[Layers, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.join = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(self, x).mean((2, 3))
+
+
+# How layers are joined, and how many ReLUs and sums may be written over what came before them.
+JOINED: dict[str, tuple[Callable[[Layers, Tensor], Tensor], int]] = {
+    "convolution, ReLU": (lambda net, x: F.relu(net.norm(net.conv(x))), 1),
+    "a ReLU by its method": (lambda net, x: net.conv(x).relu(), 1),
+    "ReLU of a sum": (lambda net, x: torch.relu(x + net.norm(net.conv(x))), 2),
+    "ReLU of a sum in place": (lambda net, x: F.relu(operator.iadd(net.norm(net.conv(x)), x)), 2),
+    "sum of sums": (lambda net, x: net.conv(x) + x + x.square(), 2),
+    "with itself": (lambda net, x: (lambda y: y + y)(net.conv(x)), 1),
+    "ReLU of the image": (lambda net, x: net.conv(F.relu(x - 0.5)), 0),
+    "needed besides": (lambda net, x: (lambda y: F.relu(y) * y)(net.conv(x)), 0),
+    "a sum that is needed besides": (lambda net, x: (lambda y: F.relu(y) - y)(x.exp() + x), 0),
+    "needed to go back": (lambda net, x: F.relu(net.conv(x).tanh()) + x.exp(), 0),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_memory_is_reused_only_where_nobody_needs_it(name: str) -> None:
+    join, reused = JOINED[name]
+    model = unsettled(Layers(join)).double()
+    x = torch.rand(4, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    with under_attack(model, x.detach()) as victim:
+        network = victim.network
+        assert isinstance(network, fx.GraphModule)
+        written_over = [node for node in network.graph.nodes if node.target in (torch.relu_, operator.iadd)]
+        assert len(written_over) == reused
+        (expected, wanted), (got, gradient) = (
+            (logits, torch.autograd.grad(logits.square().sum(), x)[0]) for logits in (model(x), victim(x))
+        )
+        assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_a_model_in_train_mode_is_asked_as_it_is(tiny_model: nn.Module) -> None:
     model = tiny_model.train()
     with under_attack(model, torch.rand(4, 3, 8, 8)) as victim:
@@ -223,9 +269,9 @@ def test_lanes_depend_on_model_and_image_size_only() -> None:
 
 
 def test_lanes_fill_the_cache() -> None:
-    """A ReLU saves its output, in float32; those of all lanes fill 16 MiB, within bounds and powers of two."""
+    """A ReLU saves its output, in float32; those of all lanes fill 32 MiB, within bounds and powers of two."""
     model = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.AdaptiveAvgPool1d(2)).eval()
-    for side, lanes in ((64, 256), (148, 32), (256, 16), (1024, 8)):
+    for side, lanes in ((64, 256), (148, 64), (256, 32), (1024, 8)):
         x = torch.rand(1, 4, side, side)
         ideal = CPU_CACHE / (4 * x.numel())
         got = _lanes(model, x)
