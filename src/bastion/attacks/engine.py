@@ -321,6 +321,8 @@ def _gradient(loss: Tensor, x: Tensor) -> Tensor:
 def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float) -> None:
     """Keep the points that fool the model inside the threat's set; a lead below the rounding is none."""
     hits = misclassified(logits, runs.y).nonzero()[:, 0]
+    if not len(hits):
+        return
     x0, x = runs.x0[hits], x[hits]
     valid = threat.contains(x0, x) & x.flatten(1).isfinite().all(1)  # a point that is none fools nobody
     if not valid.any():

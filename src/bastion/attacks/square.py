@@ -95,7 +95,8 @@ class RandomSquares(Search[Squares]):
     def tell(self, runs: Squares, logits: Tensor, gradient: Tensor) -> None:
         lead = -margin(logits, runs.y)
         lower = lead < runs.kept_margin
-        runs.kept = torch.where((lower | (lead <= 0)).view(-1, 1, 1, 1), runs.x, runs.kept)
+        taken = lower | (lead <= 0)  # few are: the others' rows are left alone
+        runs.kept[taken] = runs.x[taken]
         runs.kept_margin = torch.where(lower, lead, runs.kept_margin)
         runs.done = runs.step >= self.settings.queries
         side = self.sides[runs.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
