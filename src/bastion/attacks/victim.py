@@ -23,7 +23,7 @@ LANES = (8, 256)
 
 RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
 SUMS = (operator.add, torch.add)
-FORGETFUL = (nn.Conv2d, nn.BatchNorm2d, *SUMS, operator.iadd)  # what comes out is not needed to go back
+LAYERS = (nn.Conv2d, nn.BatchNorm2d, operator.iadd)  # what comes out is not needed to go back
 
 
 class Victim(nn.Module):
@@ -81,7 +81,7 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     """The model ready to be attacked around images like x; a victim stays the victim it is.
 
     Parameters collect no gradients inside. Convolutional networks are asked in channels-last format with BatchNorm
-    folded into the convolutions, as a copy; if one cannot be made or does not agree, the model itself is asked.
+    folded into the convolutions, as a copy; if a copy cannot be made or does not agree, the model itself is asked.
     """
     if isinstance(model, Victim):
         yield model
@@ -159,11 +159,11 @@ def _reuse_memory(traced: fx.GraphModule) -> None:
     def kind(node: fx.Node) -> Any:
         return type(parts[str(node.target)]) if node.op == "call_module" else node.target
 
-    def spare(value: Any) -> bool:
-        return isinstance(value, fx.Node) and len(value.users) == 1 and kind(value) in FORGETFUL
+    def spare(value: Any, kinds: tuple[Any, ...] = LAYERS) -> bool:
+        return isinstance(value, fx.Node) and len(value.users) == 1 and kind(value) in kinds
 
     for node in traced.graph.nodes:
-        if kind(node) in RELUS and node.args and spare(node.args[0]):
+        if kind(node) in RELUS and node.args and spare(node.args[0], (*LAYERS, *SUMS)):
             node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, node.args[:1], {}
         elif kind(node) in SUMS and not node.kwargs and any(map(spare, node.args)):
             onto, other = node.args if spare(node.args[0]) else reversed(node.args)

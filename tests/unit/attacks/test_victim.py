@@ -178,6 +178,7 @@ JOINED: dict[str, tuple[Callable[[Layers, Tensor], Tensor], int]] = {
     "sum of sums": (lambda net, x: net.conv(x) + x + x.square(), 2),
     "with itself": (lambda net, x: (lambda y: y + y)(net.conv(x)), 1),
     "ReLU of the image": (lambda net, x: net.conv(F.relu(x - 0.5)), 0),
+    "a sum of less than the whole": (lambda net, x: net.norm(x) * 2 + (x[:1] + x[:1, :1]), 0),
     "needed besides": (lambda net, x: (lambda y: F.relu(y) * y)(net.conv(x)), 0),
     "a sum that is needed besides": (lambda net, x: (lambda y: F.relu(y) - y)(x.exp() + x), 0),
     "needed to go back": (lambda net, x: F.relu(net.conv(x).tanh()) + x.exp(), 0),
