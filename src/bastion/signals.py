@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 
@@ -41,3 +42,17 @@ def stoppable() -> Iterator[StopRequest]:
         yield request
     finally:
         restore()
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes started inside never hear Ctrl-C, from their first instruction on: their parent decides."""
+    if not hasattr(signal, "pthread_sigmask"):  # not on every system
+        yield
+        return
+    resource_tracker.ensure_running()  # it would unblock the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

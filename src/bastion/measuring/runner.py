@@ -45,7 +45,7 @@ from bastion.probes import probes
 from bastion.progress import Advance, bar
 from bastion.recipe import Suite, load_suite
 from bastion.run import create_run, environment
-from bastion.signals import StopRequest, stoppable
+from bastion.signals import StopRequest, deaf_children, stoppable
 from bastion.types import DataSet, Probe, Split
 
 Task = tuple[str, range]  # a probe's label and a block of examples
@@ -98,7 +98,10 @@ def measure(
     stores = {label: ProbeStore.open(home, {**identity, "probe": repr(probe)}) for label, probe in asked.items()}
     plan = Plan(source, data, split, questions, stores, subject, seed, batch or block, keep)
     cut = store.blocks(n, block)
-    todo = [(label, each) for label in asked for each in cut if not stores[label].has(each)]
+    unknown = {
+        (stores[label].folder, each): (label, each) for label in asked for each in cut if not stores[label].has(each)
+    }
+    todo = list(unknown.values())  # probes that are equal share facts, and are asked once
     with stoppable() as stop, bar(f"measuring {home.name}", n * len(asked)) as advance:
         advance(n * len(asked) - sum(len(each) for _, each in todo))
         if min(workers, len(todo)) > 1:
@@ -200,7 +203,8 @@ def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest,
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _start, (plan,))
     try:
-        pending = {pool.submit(_work, task): task for task in todo}
+        with deaf_children():  # they start as work is handed in
+            pending = {pool.submit(_work, task): task for task in todo}
         while pending:
             if stop:
                 raise _interrupted(stop, len(todo) - len(pending), len(todo))

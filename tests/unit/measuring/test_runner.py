@@ -246,6 +246,20 @@ def test_the_label_of_a_probe_has_no_part_in_its_facts(ask: Any, tmp_path: Path)
     assert np.array_equal(first.correct("a"), second.correct("b"))
 
 
+def test_equal_probes_of_a_suite_are_asked_once(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    plain = runner.Worker._ask
+
+    def noted(self: runner.Worker, label: str, positions: list[int]) -> dict[str, torch.Tensor]:
+        asked.append(label)
+        return plain(self, label, positions)
+
+    monkeypatch.setattr(runner.Worker, "_ask", noted)
+    facts = ask(suite=Suite.model_validate({"probes": {"a": "accuracy", "b": "accuracy"}}))
+    assert len(asked) == 3  # blocks
+    assert np.array_equal(facts.correct("a"), facts.correct("b"))
+
+
 def test_a_trained_run_takes_no_facts_of_another_model(ask: Any, tmp_path: Path) -> None:
     run = train("base/micro", changes=(*QUICK, "schedule.epochs=1"), folder=tmp_path / "trained")
     other = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.5,) * 3, std=(0.5,) * 3)

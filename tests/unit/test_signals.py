@@ -1,0 +1,51 @@
+"""Signals: noted once, and kept from processes that must not act on them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from bastion.signals import deaf_children, stoppable
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell may have started these tests with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_signal_is_a_request_and_the_second_acts() -> None:
+    with pytest.raises(KeyboardInterrupt), stoppable() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _hears() -> bool:
+    os.kill(os.getpid(), signal.SIGINT)
+    return signal.SIGINT not in signal.sigpending()
+
+
+def test_processes_started_inside_do_not_hear_an_interruption() -> None:
+    """A terminal sends Ctrl-C to all of them; one that still imports would answer with a traceback."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with deaf_children():
+            answer = pool.submit(_hears)
+        assert not answer.result()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_an_interruption_while_processes_start_is_not_lost() -> None:
+    with stoppable() as stop:
+        with deaf_children():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop
