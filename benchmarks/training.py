@@ -39,9 +39,10 @@ from bastion.data.pool import Pool
 from bastion.models.classifier import in_mode
 from bastion.recipe import Recipe, load_recipe
 from bastion.run import Run
+from bastion.training.build import build_model
 from bastion.training.objectives import objectives
 from bastion.training.optim import make_optimizer
-from bastion.training.trainer import build_model, train
+from bastion.training.trainer import train
 from bastion.types import Batch
 
 BATCH = 128

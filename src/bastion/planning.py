@@ -14,9 +14,9 @@ from bastion.errors import BastionError
 from bastion.models import Classifier, complexity, models
 from bastion.recipe import Recipe, Spec
 from bastion.registry import Registry
+from bastion.training.build import build_model, build_objective
 from bastion.training.objectives import objectives
 from bastion.training.passes import Passes, learning_twice, step_passes, validation_passes
-from bastion.training.trainer import build_model, build_objective
 from bastion.types import DataSet, Objective
 
 UNKNOWN = ((3, 32, 32), 10)  # shape and classes of images of which nothing is known

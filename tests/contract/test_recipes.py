@@ -18,9 +18,9 @@ from bastion.models import complexity, models
 from bastion.models.load import zoo_names
 from bastion.recipe import SHIPPED, Recipe, Spec, load_suite, shipped
 from bastion.recipe import load_recipe as _load_recipe
+from bastion.training.build import build_model, build_objective
 from bastion.training.objectives import objectives
 from bastion.training.passes import learning_twice, step_passes
-from bastion.training.trainer import build_model, build_objective
 from bastion.types import DataSet
 
 ROOT = Path(__file__).parents[2]

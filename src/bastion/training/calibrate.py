@@ -12,7 +12,7 @@ import torch
 from bastion import rng
 from bastion.progress import bar
 from bastion.recipe import Recipe
-from bastion.training.trainer import build_model
+from bastion.training.build import build_model
 from bastion.types import Batch, DataSet, Objective
 
 SECONDS = 10.0

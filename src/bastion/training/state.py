@@ -14,6 +14,8 @@ from torch import Tensor
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.models.checkpoint import digest_tensors
+from bastion.progress import console
+from bastion.run import Run
 
 
 def save_state(path: Path, state: Any) -> None:
@@ -36,6 +38,23 @@ def load_state(path: Path) -> Any:
             return _unpack(header["content"], tensors)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BastionError(f"{path}: corrupt or truncated ({error}); an earlier checkpoint may be whole") from error
+
+
+def newest(run: Run) -> Path | None:
+    """The newest checkpoint that is whole. Damaged ones are put aside, or they would be taken for the newest."""
+    paths = sorted(run.checkpoints.glob("step-*.safetensors"), reverse=True)
+    for path in paths:
+        try:
+            load_state(path)
+            return path
+        except BastionError as error:
+            console.print(f"{error}; trying the one before it", markup=False, style="yellow")
+            message = f"{path.name} is damaged; the one before it is used"
+            run.log({"kind": "event", "step": 0, "message": message})
+            path.rename(path.with_suffix(".damaged"))
+    if paths:
+        raise BastionError(f"{run.checkpoints}: no checkpoint is whole; restore one, or use another --run")
+    return None
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:

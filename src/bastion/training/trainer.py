@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from bastion import rng, storage
-from bastion.attacks import attacks
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
@@ -35,25 +34,24 @@ from bastion.data.loader import plan, training_batches
 from bastion.data.pool import Pool, build_extra
 from bastion.errors import BastionError, Interrupted
 from bastion.models import Classifier, checkpoint
-from bastion.models import models as model_families
 from bastion.models.adapt import transfer
 from bastion.models.classifier import in_mode
 from bastion.models.load import best_device, load, locate
 from bastion.progress import Advance, bar, console
-from bastion.recipe import Recipe, Stats, differences, load_recipe
+from bastion.recipe import Recipe, differences, load_recipe
 from bastion.run import Run, create_run
 from bastion.signals import StopRequest, stoppable
 from bastion.training.batchnorm import share_batchnorms
+from bastion.training.build import build_model, build_objective
 from bastion.training.log import Log
-from bastion.training.objectives import objectives
 from bastion.training.optim import make_optimizer
 from bastion.training.perturb import perturbed, quiet_norms
 from bastion.training.schedules import set_rate
-from bastion.training.state import load_state, save_state
+from bastion.training.state import load_state, newest, save_state
 from bastion.training.step import Step, joined, mean
-from bastion.training.validation import accuracies, validation_threat
+from bastion.training.validation import validate
 from bastion.training.world import World, joined_world, launcher
-from bastion.types import Batch, DataSet, Example, Losses, Objective, Split
+from bastion.types import Batch, DataSet, Example, Losses, Split
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -92,19 +90,6 @@ def _begun_by(run: Run, who: str | None) -> bool:
     return who is not None and run.launched.is_file() and run.launched.read_text() == who
 
 
-def build_objective(recipe: Recipe) -> Objective:
-    """The objective. All else that the recipe names is checked too, before anything is loaded or written."""
-    datasets.check(recipe.data.plain(), "data")
-    for number, extra in enumerate(recipe.extra):
-        datasets.check(extra.data.plain(), f"extra.{number}.data")
-    model_families.check(recipe.model.plain(), "model")
-    objective = objectives.build(recipe.objective.plain(), "objective")
-    if recipe.validate_.attack is not None:
-        attacks.build(recipe.validate_.attack.plain(), "validate.attack")
-        validation_threat(recipe, objective)
-    return objective
-
-
 class Trainer:
     """Everything that a run is made of, and the loop over it."""
 
@@ -127,6 +112,7 @@ class Trainer:
             raise BastionError(
                 f"validate.choose: {self.data.name} holds no images out to find the best by; set it last"
             )
+        self.held_out = _limited(self.data.val, recipe.validate_.limit)
         self.seen = self.split.subset(range(min(recipe.validate_.train, len(self.split))))
         self.model = build_model(recipe, self.data).to(self.device)
         if recipe.channels_last:
@@ -333,20 +319,10 @@ class Trainer:
             checkpoint.save(model, folder, {"run": self.run.name, "recipe": self.recipe.hash(), **record})
 
     def validate(self, model: Classifier) -> dict[str, Any]:
-        """Clean and, if the recipe names an attack, robust accuracy: on the validation split, and on some training
-        images as they are, if the recipe wants to see the difference."""
-        settings = self.recipe.validate_
-        attack = attacks.build(settings.attack.plain(), "validate.attack") if settings.attack else None
-        threat = validation_threat(self.recipe, self.objective) if attack else None
+        """On held-out images, and on some training images as they are, if the recipe wants to see the difference."""
         # The parts of a sharded model are asked together, so each process looks at everything.
         lookers = World(device=self.device) if self.sharded else self.world
-        record: dict[str, Any] = {}
-        for name, split in (("val", _limited(self.data.val, settings.limit)), ("train", self.seen)):
-            record |= {f"{name}_n": len(split)} if name == "val" or len(split) else {}
-            if len(split):  # data with a handful of images a class have none to spare for validation
-                found = accuracies(model, split, attack, threat, self.recipe.seed, lookers)
-                record |= {f"{name}_{what}": value for what, value in found.items()}
-        return record
+        return validate(model, {"val": self.held_out, "train": self.seen}, self.recipe, self.objective, lookers)
 
     def kept(self) -> Classifier:
         """The model that is measured and saved: the average of the weights if there is one."""
@@ -394,7 +370,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Go back to the newest checkpoint that is whole, if there is one."""
-        path = self.world.first_says(self.newest() if self.world.main else None)
+        path = self.world.first_says(newest(self.run) if self.world.main else None)
         if path is None:
             if self.world.main:
                 self.run.rewind_log(0)
@@ -437,22 +413,6 @@ class Trainer:
         self.run.log({"kind": "event", "step": self.step, "message": message, **more})
         console.print(message, markup=False)
 
-    def newest(self) -> Path | None:
-        """The newest checkpoint that is whole. Damaged ones are put aside, or they would be taken for the newest."""
-        paths = sorted(self.run.checkpoints.glob("step-*.safetensors"), reverse=True)
-        for path in paths:
-            try:
-                load_state(path)
-                return path
-            except BastionError as error:
-                console.print(f"{error}; trying the one before it", markup=False, style="yellow")
-                message = f"{path.name} is damaged; the one before it is used"
-                self.run.log({"kind": "event", "step": 0, "message": message})
-                path.rename(path.with_suffix(".damaged"))
-        if paths:
-            raise BastionError(f"{self.run.checkpoints}: no checkpoint is whole; restore one, or use another --run")
-        return None
-
     @contextmanager
     def random(self, purpose: str) -> Iterator[None]:
         """The global generators as a function of seed, step and purpose, for dropout and its like."""
@@ -476,24 +436,6 @@ class Trainer:
             "the same command and --resume",
             stop.received or 0,
         )
-
-
-def build_model(recipe: Recipe, data: DataSet) -> Classifier:
-    """The recipe's model for this data set, with the weights that its seed gives."""
-    if isinstance(recipe.normalize, Stats):
-        mean, std = recipe.normalize.mean, recipe.normalize.std
-    elif recipe.normalize == "data":
-        mean, std = data.mean, data.std
-    else:
-        mean, std = (0.0,) * data.shape[0], (1.0,) * data.shape[0]
-    given = {"num_classes": len(data.classes), "in_chans": data.shape[0]}
-    spec = {**given, **recipe.model.plain()}
-    for key, value in given.items():
-        if spec[key] != value:
-            raise BastionError(f"model.{key}: {data.name} has {value}, the recipe says {spec[key]}; leave it out")
-    model = checkpoint.build(spec, mean=mean, std=std, shape=data.shape, resize=recipe.resize, seed=recipe.seed)
-    model.check_input(data.shape, f"model on {data.name}")
-    return model
 
 
 def _limited(split: Split, limit: int | None) -> Split:

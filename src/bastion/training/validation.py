@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bastion.attacks import Attack, Threat
+from collections.abc import Mapping
+from typing import Any
+
+from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import judge, standing
 from bastion.errors import BastionError
 from bastion.models import Classifier
@@ -31,6 +34,22 @@ def accuracies(
                 counts[0] += int(standing(model, batch.x, batch.y)[0].sum())
     clean, robust = (count / len(split) for count in world.totals(counts))
     return {"clean": clean, "robust": robust} if attack else {"clean": clean}
+
+
+def validate(
+    model: Classifier, splits: Mapping[str, Split], recipe: Recipe, objective: Objective, world: World
+) -> dict[str, Any]:
+    """Clean and, if the recipe names an attack, robust accuracy on each split, as `NAME_clean` and `NAME_robust`."""
+    settings = recipe.validate_
+    attack = attacks.build(settings.attack.plain(), "validate.attack") if settings.attack else None
+    threat = validation_threat(recipe, objective) if attack else None
+    record: dict[str, Any] = {}
+    for name, split in splits.items():
+        record |= {f"{name}_n": len(split)} if name == "val" or len(split) else {}
+        if len(split):  # data with a handful of images a class have none to spare for validation
+            found = accuracies(model, split, attack, threat, recipe.seed, world)
+            record |= {f"{name}_{what}": value for what, value in found.items()}
+    return record
 
 
 def validation_threat(recipe: Recipe, objective: Objective) -> Threat:
