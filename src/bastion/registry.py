@@ -191,6 +191,16 @@ def bind(
     return {key: _convert(hints.get(key, Any), value, f"{path}.{key}") for key, value in values.items()}
 
 
+def check_words(settings: Any, where: str) -> None:
+    """For a dataclass made in Python: fields that take one of a few words have one of them."""
+    for name, hint in typing.get_type_hints(type(settings)).items():
+        options = _options(hint)
+        if all(typing.get_origin(option) is typing.Literal for option in options):
+            words, value = [word for option in options for word in typing.get_args(option)], getattr(settings, name)
+            if value not in words:
+                raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
+
+
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     inner = factory.func if isinstance(factory, functools.partial) else factory
     if dataclasses.is_dataclass(inner):

@@ -30,11 +30,18 @@ class Batch(NamedTuple):
         """The examples of a bool mask or of positions."""
         return Batch(self.index[which], self.x[which], self.y[which])
 
+    def at(self, x: Tensor) -> Batch:
+        """The same examples at other points."""
+        return self._replace(x=x)
+
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(part.to(device) for part in self))
 
     def check(self, num_classes: int | None, where: str) -> Batch:
-        """This batch, if its pixels and labels are what models and attacks expect; None: any number of classes."""
+        """This batch, its class numbers as int64, if pixels and labels are what models and attacks expect.
+
+        `num_classes` None: any number of them.
+        """
         b = len(self.x)
         if self.x.ndim != 4 or self.x.dtype not in (torch.float32, torch.float64):
             raise BastionError(
@@ -60,8 +67,12 @@ class Batch(NamedTuple):
                     f"{where}: labels must be integers from 0{most}, got {self.y.dtype} from {low_y} to "
                     f"{high_y}; does the model have the data set's number of classes?"
                 )
-        elif num_classes and self.y.shape != (b, num_classes):
-            raise BastionError(f"{where}: soft labels must be ({b}, {num_classes}), got {tuple(self.y.shape)}")
+            return self._replace(y=self.y.long())
+        if self.y.ndim != 2 or not self.y.is_floating_point() or (num_classes and self.y.shape[1] != num_classes):
+            raise BastionError(
+                f"{where}: labels must be integers of shape ({b},), or soft labels, floating-point numbers of shape "
+                f"({b}, {num_classes or 'classes'}), got {self.y.dtype} {tuple(self.y.shape)}"
+            )
         return self
 
 

@@ -13,8 +13,9 @@ from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, fitting, margin
-from bastion.attacks.threat import Norm, Radius, Threat, length, project, retract
+from bastion.attacks.threat import Norm, Radius, Threat, length, project, retract, steepest
 from bastion.errors import BastionError
+from bastion.registry import check_words
 from bastion.types import Batch
 
 MOMENTUM = 0.75
@@ -41,6 +42,7 @@ class APGD:
     keep: Literal["fooled", "best"] = "fooled"
 
     def __post_init__(self) -> None:
+        check_words(self, "apgd")
         if min(self.steps, self.targets) < 0 or min(self.restarts, self.eot) < 1 or not 0 < self.sparsity <= 1:
             raise BastionError(
                 "apgd: need steps and targets >= 0, restarts and eot >= 1 and a sparsity in (0, 1], got "
@@ -243,7 +245,7 @@ class MomentumSteps(Climb[MomentumAscent]):
         return torch.where(_wide(halve), runs.best, runs.x), torch.where(_wide(halve), runs.best_gradient, gradient)
 
     def _move(self, runs: MomentumAscent, x: Tensor, gradient: Tensor) -> None:
-        direction = Threat(self.norm, 0.0).direction(gradient, x)
+        direction = steepest(self.norm, gradient)
         ahead = retract(self.norm, runs.x0, x + _wide(runs.size).to(x.dtype) * direction, runs.eps)
         share = _wide(torch.where(runs.step == 0, 1.0, MOMENTUM).to(x.dtype))
         # `before` stays where it is when a run returns to its best point.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion.attacks import journal
+from bastion.attacks.asking import check_labels, notice_blindness, ready
 from bastion.attacks.losses import input_gradient, likeliest_wrong, margin, misclassified
 from bastion.attacks.threat import Threat
 from bastion.attacks.victim import Victim, goes_together, under_attack
@@ -29,7 +30,7 @@ from bastion.types import Batch, hard
 # "loss": all runs spend their budget; the point with the highest loss counts.
 Goal = Literal["hit", "nearest", "loss"]
 
-# A hit with a margin this small, relative to the largest logit, may be none in another batch: its run goes on.
+# A hit with a margin this small, relative to the two logits, may be none in another batch: its run goes on.
 CONFIRMED = 1e-4
 DOUBT = 1e9  # and it counts as further away than any other
 FORWARD_ONLY = 2  # so many times the images fit into a pass that saves nothing for a backward pass
@@ -133,13 +134,19 @@ class Findings:
 
     def __init__(self, x0: Tensor) -> None:
         self.x = x0.clone()
-        self.score = x0.new_full((len(x0),), -torch.inf)
+        self.score = x0.new_full((len(x0),), -torch.inf, dtype=torch.float64)
         self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
         self.by = torch.full_like(self.fooled, NEVER, dtype=torch.int64)  # number of the run that settled it
 
     @property
     def settled(self) -> Tensor:
         return self.by < NEVER
+
+    def begin(self, clean: Tensor, batch: Batch) -> None:
+        """With the images themselves, given their logits: those that are misclassified need no runs."""
+        self.offer(torch.arange(len(clean), device=clean.device), batch.x, margin(clean, batch.y), fooled=False)
+        self.fooled = misclassified(clean, batch.y)
+        self.close(self.fooled)
 
     def close(self, which: Tensor) -> None:
         """No runs for these examples of a mask."""
@@ -188,8 +195,7 @@ def attack(
 
     `targets` n: one run for each of the n likeliest wrong classes; 0: one without a target.
     """
-    known = getattr(model, "num_classes", None)
-    batch = batch.check(known, name)
+    batch = ready(model, batch, name)
     if len(batch.x) == 0:
         return batch.x
     if goal != "loss" and goes_together(model):
@@ -197,26 +203,24 @@ def attack(
             f"{name}: stops where an image is fooled, but processes that share BatchNorm in train mode or each have a "
             "part of the model must make as many passes; take an attack that spends all its steps, as pgd or apgd-train"
         )
+    known = getattr(model, "num_classes", None)
     with under_attack(model, batch.x) as victim:
         found = Findings(batch.x)
         if goal == "loss" and not targets and known:  # training asks thousands of times: no pass for nothing
             return hunt(rule(known), victim, batch, threat, found, restarts=restarts, goal=goal).x
-        clean = logits_of(victim, batch)
+        clean = clean_logits(victim, batch)
         if goal != "loss":
-            found.offer(torch.arange(len(clean), device=clean.device), batch.x, margin(clean, batch.y), fooled=False)
-            found.fooled = misclassified(clean, batch.y)
-            found.close(found.fooled)
+            found.begin(clean, batch)
         chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
         return hunt(rule(clean.shape[1]), victim, batch, threat, found, targets=chosen, restarts=restarts, goal=goal).x
 
 
-def logits_of(victim: Victim, batch: Batch) -> Tensor:
-    """Of the clean images, a batch at a time."""
+def clean_logits(victim: Victim, batch: Batch) -> Tensor:
+    """A batch at a time."""
     with torch.no_grad():
         logits = torch.cat([victim(x) for x in torch.split(batch.x, victim.lanes)])
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise BastionError(f"attack: the model must give logits of at least 2 classes, got {tuple(logits.shape)}")
-    journal.passes(batch.index.tolist(), [1] * len(batch.x), [0] * len(batch.x))
+    check_labels(batch.y, logits.shape[1])
+    journal.passes(batch.index, 1, 0)
     return logits
 
 
@@ -242,7 +246,9 @@ def hunt(
         asked = runs if rows is None else runs.take(rows)
         points = asked.x
         logits, gradient = _ask(rule, victim, asked, passes)
-        _notice_blindness(rule, asked, gradient, batch)
+        first = (asked.step == 0) & rule.wants_gradient(asked)
+        if first.any():
+            notice_blindness(batch.index[asked.at[first]], gradient[first])
         if goal != "loss" and rule.eot == 1:  # one draw of a model that draws random numbers proves nothing
             _harvest(asked, points, logits, threat, goal, found, 16 * victim.grain)
         rule.tell(asked, logits, gradient)
@@ -252,7 +258,7 @@ def hunt(
         if rows is not None:
             runs.put(rows, asked)
         runs, waiting = _refill(rule, batch, runs, waiting, found.by)
-    journal.passes(batch.index.tolist(), passes[0].tolist(), passes[1].tolist())
+    journal.passes(batch.index, *passes)
     return found
 
 
@@ -303,14 +309,6 @@ def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tens
     return logits.detach(), total if rule.eot == 1 else total / rule.eot
 
 
-def _notice_blindness(rule: Search[R], runs: R, gradient: Tensor, batch: Batch) -> None:
-    """A run whose first gradient is zero everywhere sees nothing to climb: its failure says nothing."""
-    first = (runs.step == 0) & rule.wants_gradient(runs)
-    if first.any():
-        blind = first & (gradient.flatten(1) == 0).all(1)
-        journal.note("zero-gradient", batch.index[runs.at[blind]].tolist())
-
-
 def _gradient(loss: Tensor, x: Tensor) -> Tensor:
     """Of each example's loss at its own point; of each column if there are several."""
     if loss.ndim == 2:
@@ -331,7 +329,8 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     at, number, logits = runs.at[hits], runs.number[hits], logits[hits]
     lead = margin(logits, runs.y[hits]).nan_to_num(nan=torch.inf)  # no answer is not the right answer
     least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
-    sure = (lead > least * logits.abs().amax(1)) | lead.isinf()
+    right = logits.gather(1, hard(runs.y)[hits, None])[:, 0]
+    sure = (lead > least * torch.maximum(right.abs(), (right + lead).abs())) | lead.isinf()
     score = lead if goal == "hit" else -threat.distance(x0, x) - torch.where(sure, 0.0, DOUBT)
     found.offer(at, x, score, fooled=True)
     if goal == "hit":

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from bastion.attacks import attacks, journal
 from bastion.attacks.apgd import APGD
+from bastion.attacks.asking import ready
 from bastion.attacks.fab import FAB
 from bastion.attacks.judge import standing
 from bastion.attacks.square import Square
 from bastion.attacks.threat import Norm, Threat
 from bastion.errors import BastionError
+from bastion.registry import check_words
 from bastion.types import Attack, Batch
 
 Version = Literal["standard", "plus", "rand"]
@@ -31,18 +33,18 @@ class Ensemble:
             raise BastionError("ensemble: needs at least one member")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = batch.check(getattr(model, "num_classes", None), "ensemble")
+        batch = ready(model, batch, "ensemble")
         x = batch.x.clone()
         if len(x) == 0:
             return x
-        right, best = standing(model, x, batch.y)
+        right, best, _ = standing(model, batch)
         for number, member in enumerate(self.members):
             if not right.any():
                 break
             at = right.nonzero()[:, 0]
             survivors = batch.select(at)
             proposed = member(model, survivors, threat, seed=seed)
-            still, lead = standing(model, proposed, survivors.y)
+            still, lead, _ = standing(model, survivors.at(proposed))
             inside = threat.contains(survivors.x, proposed)
             fooled = ~still & inside
             better = fooled | (inside & (lead > best[at]))
@@ -77,6 +79,9 @@ class AutoAttack:
     """
 
     version: Version = "standard"
+
+    def __post_init__(self) -> None:
+        check_words(self, "autoattack")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return self.ensemble(threat.norm)(model, batch, threat, seed=seed)

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 
 @dataclass
 class Journal:
@@ -38,6 +41,10 @@ def opened() -> Iterator[Journal]:
         _open.reset(token)
 
 
+def is_open() -> bool:
+    return _open.get() is not None
+
+
 def note(code: str, index: Sequence[int] | None = None) -> None:
     """A doubt about the attack's result: on these examples, or on all of them."""
     if (journal := _open.get()) is None or (index is not None and len(index) == 0):
@@ -46,11 +53,12 @@ def note(code: str, index: Sequence[int] | None = None) -> None:
     journal.notices[code] = None if index is None or noted is None else noted | set(index)
 
 
-def passes(index: Sequence[int], forwards: Sequence[int], backwards: Sequence[int]) -> None:
+def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> None:
+    """How many more passes these examples took: each its own number, or all the same."""
     if (journal := _open.get()) is not None:
-        for example, forward, backward in zip(index, forwards, backwards, strict=True):
-            journal.forwards[example] += forward
-            journal.backwards[example] += backward
+        for taken, counts in ((journal.forwards, forwards), (journal.backwards, backwards)):
+            for example, count in zip(index.tolist(), torch.as_tensor(counts).expand(len(index)).tolist(), strict=True):
+                taken[example] += count
 
 
 def fooled(index: Sequence[int], member: int) -> None:

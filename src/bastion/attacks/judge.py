@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bastion.attacks.asking import answer
 from bastion.attacks.losses import margin, misclassified
 from bastion.attacks.threat import Threat
 from bastion.types import Attack, Batch
@@ -22,23 +23,24 @@ class Verdict(NamedTuple):
 
 def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> Verdict:
     """Attack the examples that are right, and test what came back. Put the model in eval mode first."""
-    clean = ~_wrong(model, batch.x, batch.y)[0]
+    clean = standing(model, batch).right
     x = batch.x.clone()
     if clean.any():
         x[clean] = attack(model, batch.select(clean), threat, seed=seed).to(x.dtype)
     inside = threat.contains(batch.x, x)
-    wrong, prediction = _wrong(model, x, batch.y)
-    return Verdict(x, clean, inside, clean & inside & wrong, prediction)
+    after = standing(model, batch.at(x))
+    return Verdict(x, clean, inside, clean & inside & ~after.right, after.prediction)
 
 
-def standing(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Which examples are still right, and how far from it the nearest wrong class is: negative while they are."""
+class Standing(NamedTuple):
+    right: Tensor  # bool (B,)
+    lead: Tensor  # (B,) of the nearest wrong class: negative while the model is right
+    prediction: Tensor  # int64 (B,)
+
+
+def standing(model: nn.Module, batch: Batch) -> Standing:
+    """How the model stands at these points."""
     with torch.no_grad():
-        logits = model(x.clone())  # which may normalise in place
-    return ~misclassified(logits, y), margin(logits, y).nan_to_num(nan=torch.inf)
-
-
-def _wrong(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        logits = model(x.clone())
-    return misclassified(logits, y), logits.argmax(1)
+        logits = answer(model, batch)
+    lead = margin(logits, batch.y).nan_to_num(nan=torch.inf)
+    return Standing(~misclassified(logits, batch.y), lead, logits.argmax(1))

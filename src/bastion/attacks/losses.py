@@ -24,7 +24,7 @@ def ce(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """Largest wrong logit minus the right one: positive exactly when fooled."""
+    """Largest wrong logit minus the right one: positive when fooled, zero on a tie."""
     labels = hard(y)[:, None]
     others = logits.scatter(1, labels, -torch.inf)
     return others.amax(1) - logits.gather(1, labels)[:, 0]

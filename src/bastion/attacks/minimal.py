@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from bastion.attacks import attacks
 from bastion.attacks.apgd import APGD
-from bastion.attacks.engine import Findings, hunt, logits_of
+from bastion.attacks.asking import ready
+from bastion.attacks.engine import Findings, clean_logits, hunt
 from bastion.attacks.fab import FAB, BoundarySteps
-from bastion.attacks.losses import likeliest_wrong, misclassified
+from bastion.attacks.losses import likeliest_wrong
 from bastion.attacks.threat import Threat
 from bastion.attacks.victim import Victim, under_attack
 from bastion.errors import BastionError
@@ -37,14 +38,13 @@ class Minimal:
             raise BastionError(f"minimal: need steps and bisections >= 0 and at least one target, got {self}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = batch.check(getattr(model, "num_classes", None), "minimal")
+        batch = ready(model, batch, "minimal")
         if len(batch.x) == 0:
             return batch.x
         with under_attack(model, batch.x) as victim:
-            clean = logits_of(victim, batch)
+            clean = clean_logits(victim, batch)
             found = Findings(batch.x)
-            found.fooled = misclassified(clean, batch.y)
-            found.close(found.fooled)
+            found.begin(clean, batch)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed)
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
             hunt(fab, victim, batch, threat, found, targets=targets, goal="nearest")

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import attacks
+from bastion.attacks import attacks, journal
+from bastion.attacks.asking import Incumbent, ascent, evaluate, logits_of, notice_blindness, ready
 from bastion.attacks.losses import LOSSES, Loss, LossName, ce
-from bastion.attacks.pgd import Incumbent, ascent, evaluate
 from bastion.attacks.threat import Threat, length
 from bastion.errors import BastionError
+from bastion.registry import check_words
 from bastion.types import Batch, Tapped
 
 Choice = Literal["gradient", "random", "attention"]
@@ -39,6 +40,7 @@ class PatchPGD:
     sparsity: float = 0.01  # l1 only: the share of the image's coordinates that a step moves
 
     def __post_init__(self) -> None:
+        check_words(self, "patch-pgd")
         check_patches("patch-pgd", self.patches, self.size)
         if self.steps < 0 or self.restarts < 1:
             raise BastionError(f"patch-pgd: need steps >= 0 and restarts >= 1, got {self.steps} and {self.restarts}")
@@ -48,21 +50,24 @@ class PatchPGD:
             raise BastionError(f"patch-pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.check(getattr(model, "num_classes", None), "patch-pgd").x.detach()
+        batch = ready(model, batch, "patch-pgd")
+        x0 = batch.x
         loss = LOSSES[self.loss]
         step = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(self.steps, 1))
         grid = Grid.of(x0, self.size)
         best = Incumbent(x0)
-        best.offer(x0, *evaluate(model, x0, batch.y, loss))
+        best.offer(x0, *evaluate(model, batch, loss))
         draws = masks(model, batch, grid, self.choose, self.patches, seed=seed, where="patch-pgd", times=self.restarts)
         for restart, mask in enumerate(draws):
             draw = rng.key("patch-pgd", restart)
             x = random_patch(threat, x0, mask, batch.index, seed=seed, draw=draw) if self.random_start else x0
-            for _ in range(self.steps):
-                value, fooled, gradient = ascent(model, x, batch.y, loss)
+            for number in range(self.steps):
+                value, fooled, gradient = ascent(model, batch.at(x), loss)
+                if number == 0:
+                    notice_blindness(batch.index, gradient * mask)
                 best.offer(x, value, fooled)
-                x = threat.project(x0, x + step * threat.direction(gradient * mask, x, self.sparsity))
-            best.offer(x, *evaluate(model, x, batch.y, loss))
+                x = threat.project(x0, threat.ahead(x, gradient * mask, step, self.sparsity))
+            best.offer(x, *evaluate(model, batch.at(x), loss))
         return best.x
 
 
@@ -78,11 +83,13 @@ class PatchNoise:
     loss: LossName = "ce"
 
     def __post_init__(self) -> None:
+        check_words(self, "patch-noise")
         check_patches("patch-noise", self.patches, self.size)
         _check_draws("patch-noise", self.draws)
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.check(getattr(model, "num_classes", None), "patch-noise").x.detach()
+        batch = ready(model, batch, "patch-noise")
+        x0 = batch.x
         grid = Grid.of(x0, self.size)
         draws = masks(model, batch, grid, self.choose, self.patches, seed=seed, where="patch-noise", times=self.draws)
         points = (
@@ -107,13 +114,15 @@ class PatchOcclusion:
     loss: LossName = "ce"
 
     def __post_init__(self) -> None:
+        check_words(self, "patch-occlusion")
         check_patches("patch-occlusion", 1, self.size)
         _check_draws("patch-occlusion", self.draws)
         if not 0 < self.share <= 1:
             raise BastionError(f"patch-occlusion: share is a share of the patches in (0, 1], got {self.share}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.check(getattr(model, "num_classes", None), "patch-occlusion").x.detach()
+        batch = ready(model, batch, "patch-occlusion")
+        x0 = batch.x
         grid = Grid.of(x0, self.size)
         count = max(1, round(self.share * grid.count))
         draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-occlusion", times=self.draws)
@@ -182,9 +191,9 @@ def choose_patches(
     if how == "random":
         scores = rng.uniform(seed, batch.index, draw, (grid.count,), dtype=torch.float64)
     elif how == "gradient":
-        scores = grid.sums(ascent(model, batch.x, batch.y, ce)[2].abs().sum(1))
+        scores = grid.sums(ascent(model, batch, ce)[2].abs().sum(1))
     else:
-        scores = _attention_scores(model, batch.x, grid, block, where)
+        scores = _attention_scores(model, batch, grid, block, where)
     return scores.argsort(stable=True, dim=1, descending=True)[:, :count]
 
 
@@ -229,7 +238,7 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
         )
     try:
         with model.tap("attention", "blocks") as taps:
-            logits: Tensor = model(x)
+            logits = logits_of(model, x)
     except BastionError as error:
         raise BastionError(f"{where}: needs the attention maps of the model; {error}") from error
     maps = [
@@ -258,18 +267,18 @@ def _noise(x0: Tensor, index: Tensor, seed: int, number: int) -> Tensor:
 
 def _worst(model: nn.Module, batch: Batch, points: Iterable[Tensor], loss: Loss) -> Tensor:
     """The point that is worst for the model, the image itself among them."""
-    x0 = batch.x.detach()
-    best = Incumbent(x0)
-    best.offer(x0, *evaluate(model, x0, batch.y, loss))
+    best = Incumbent(batch.x)
+    best.offer(batch.x, *evaluate(model, batch, loss))
     for x in points:
-        best.offer(x, *evaluate(model, x, batch.y, loss))
+        best.offer(x, *evaluate(model, batch.at(x), loss))
     return best.x
 
 
-def _attention_scores(model: nn.Module, x: Tensor, grid: Grid, block: int, where: str) -> Tensor:
+def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, where: str) -> Tensor:
     """(B, count) the attention that each patch gets, the mean over heads and queries."""
     with torch.no_grad():
-        _, maps = patch_attention(model, x, where)
+        _, maps = patch_attention(model, batch.x, where)
+    journal.passes(batch.index, 1, 0)
     attention = maps[min(block, len(maps) - 1)].mean(1, keepdim=True)
     return grid.sums(F.interpolate(attention, (grid.height, grid.width), mode="nearest")[:, 0])
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import attacks
+from bastion.attacks import attacks, journal
+from bastion.attacks.asking import Incumbent, evaluate, notice_blindness, ready
 from bastion.attacks.losses import ce, input_gradient, misclassified
 from bastion.attacks.patch import (
     SELECTING_BLOCK,
@@ -21,9 +22,9 @@ from bastion.attacks.patch import (
     patch_attention,
     random_patch,
 )
-from bastion.attacks.pgd import Incumbent, evaluate
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
+from bastion.registry import check_words
 from bastion.types import Batch
 
 NAME = "patch-fool"
@@ -53,6 +54,7 @@ class PatchFool:
     pixel_steps: int = 200  # sparse only: after so many steps the choice of pixels is final
 
     def __post_init__(self) -> None:
+        check_words(self, NAME)
         check_patches(NAME, self.patches, 1 if self.size is None else self.size)
         if self.steps < 0 or self.decay_every < 1 or self.pixel_steps < 0 or self.block < 0:
             raise BastionError(
@@ -68,19 +70,21 @@ class PatchFool:
             raise BastionError(f"{NAME}: pixels is how many may change, at least 1, got {self.pixels}; or leave it out")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.check(getattr(model, "num_classes", None), NAME).x.detach()
-        best = Incumbent(x0)
-        best.offer(x0, *evaluate(model, x0, batch.y, ce))
+        batch = ready(model, batch, NAME)
+        best = Incumbent(batch.x)
+        best.offer(batch.x, *evaluate(model, batch, ce))
         grid, chosen = self._patches(model, batch, seed)
         canvas = Canvas(self, batch, threat, grid.mask(chosen), seed=seed)
         first = grid.mask(chosen[:, :1])
         for step in range(self.steps):
             x = canvas.image()
-            loss, fooled, gradients = ascent(model, x, batch.y, first if self.weight else None)
+            loss, fooled, gradients = misled(model, batch.at(x), first if self.weight else None)
+            if step == 0:
+                notice_blindness(batch.index, gradients[0])
             best.offer(x, loss, fooled)
             canvas.repaint(gradients, step)
         x = canvas.image()
-        best.offer(x, *evaluate(model, x, batch.y, ce))
+        best.offer(x, *evaluate(model, batch.at(x), ce))
         return best.x
 
     def _patches(self, model: nn.Module, batch: Batch, seed: int) -> tuple[Grid, Tensor]:
@@ -135,21 +139,22 @@ class Canvas:
         return picked.view_as(self.allowed) & self.allowed
 
 
-class Ascent(NamedTuple):
+class Misled(NamedTuple):
     loss: Tensor  # (B,) cross-entropy
     fooled: Tensor  # bool (B,)
     gradients: list[Tensor]  # of the cross-entropy, then of the attention that each block pays to the first patch
 
 
-def ascent(model: nn.Module, x: Tensor, y: Tensor, first: Tensor | None) -> Ascent:
+def misled(model: nn.Module, batch: Batch, first: Tensor | None) -> Misled:
     """Gradients with respect to x, example by example; `first` is the mask of the first patch, None: no attention."""
-    x = x.detach().requires_grad_()
+    x, y = batch.x.detach().requires_grad_(), batch.y
     with torch.enable_grad():
         logits, maps = patch_attention(model, x, NAME)
         loss = ce(logits, y)
         aims = [loss] if first is None else [loss, *(attention_paid(maps[block], first) for block in early(len(maps)))]
         gradients = [input_gradient(aim, x, keep_graph=True) for aim in aims]
-    return Ascent(loss.detach(), misclassified(logits.detach(), y), gradients)
+    journal.passes(batch.index, 1, len(aims))
+    return Misled(loss.detach(), misclassified(logits.detach(), y), gradients)
 
 
 def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks, journal
+from bastion.attacks.asking import Incumbent, answer, ascent, evaluate, notice_blindness, ready
 from bastion.attacks.losses import (
     LOSSES,
     TARGETED,
@@ -19,12 +20,11 @@ from bastion.attacks.losses import (
     TargetedLoss,
     divergence,
     fitting,
-    input_gradient,
     likeliest_wrong,
-    misclassified,
 )
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
+from bastion.registry import check_words
 from bastion.types import Batch
 
 
@@ -49,6 +49,7 @@ class PGD:
     keep: Literal["best", "last"] = "best"  # "last" saves a forward pass, for training
 
     def __post_init__(self) -> None:
+        check_words(self, "pgd")
         if min(self.steps, self.targets, self.momentum) < 0 or self.restarts < 1:
             raise BastionError(
                 "pgd: need steps, targets and momentum >= 0 and restarts >= 1, got "
@@ -69,42 +70,38 @@ class PGD:
             raise BastionError(f"pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.check(getattr(model, "num_classes", None), "pgd").x.detach()
+        batch = ready(model, batch, "pgd")
+        x0 = batch.x
         best = Incumbent(x0)
         losses = self._losses(model, batch)
         if self.keep == "best" and (self.random_start or self.steps == 0):
-            best.offer(x0, *evaluate(model, x0, batch.y, losses[0]))
+            best.offer(x0, *evaluate(model, batch, losses[0]))
         for run in range(self.restarts * len(losses)):
             loss = losses[run % len(losses)]
             x, velocity = self._start(batch.index, x0, threat, seed, run), torch.zeros_like(x0)
-            for _ in range(self.steps):
-                value, fooled, gradient = ascent(model, x, batch.y, loss)
+            for step in range(self.steps):
+                value, fooled, gradient = ascent(model, batch.at(x), loss)
+                if step == 0:
+                    notice_blindness(batch.index, gradient)
                 if self.keep == "best":
                     best.offer(x, value, fooled)
                 velocity = accumulated(velocity, gradient, self.momentum) if self.momentum else gradient
-                x = threat.project(x0, x + self._length(threat) * threat.direction(velocity, x, self.sparsity))
+                x = threat.project(x0, threat.ahead(x, velocity, self._length(threat), self.sparsity))
             if self.keep == "last":
                 return x
-            best.offer(x, *evaluate(model, x, batch.y, loss))
-        self._count(batch.index.tolist(), len(losses))
+            best.offer(x, *evaluate(model, batch.at(x), loss))
         return best.x
-
-    def _count(self, index: list[int], targets: int) -> None:
-        """Tell the journal what every example took."""
-        runs = self.restarts * targets
-        clean = int(self.random_start or self.steps == 0) + int(self.loss in ("kl", "dlr") or self.targets > 0)
-        journal.passes(index, [clean + runs * (self.steps + 1)] * len(index), [runs * self.steps] * len(index))
 
     def _losses(self, model: nn.Module, batch: Batch) -> list[Loss]:
         """What the runs of a restart climb: one loss, or one for each target."""
-        if self.loss == "kl":
-            with torch.no_grad():
-                clean = model(batch.x.clone()).log_softmax(1)
-            return [lambda logits, _: divergence(clean, logits)]
-        if not self.targets and self.loss != "dlr":
+        if not self.targets and self.loss in ("ce", "margin"):
             return [LOSSES[self.loss]]
         with torch.no_grad():
-            clean = model(batch.x.clone())
+            clean = answer(model, batch)
+        journal.passes(batch.index, 1, 0)
+        if self.loss == "kl":
+            known = clean.log_softmax(1)
+            return [lambda logits, _: divergence(known, logits)]
         loss = fitting(self.loss, clean.shape[1], targeted=self.targets > 0)
         if not self.targets:
             return [LOSSES[loss]]
@@ -155,36 +152,3 @@ def accumulated(velocity: Tensor, gradient: Tensor, decay: float) -> Tensor:
 
 def _towards(loss: TargetedLoss, target: Tensor, logits: Tensor, y: Tensor) -> Tensor:
     return loss(logits, y, target)
-
-
-class Incumbent:
-    """The best point of each example so far: a fooled one before any other, then the highest loss."""
-
-    def __init__(self, x0: Tensor) -> None:
-        self.x = x0
-        self.loss = torch.full((len(x0),), -torch.inf, dtype=x0.dtype, device=x0.device)
-        self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
-
-    def offer(self, x: Tensor, loss: Tensor, fooled: Tensor) -> None:
-        better = (fooled & ~self.fooled) | ((fooled == self.fooled) & (loss > self.loss))
-        better &= x.isfinite().flatten(1).all(1)  # a point that is none fools nobody
-        self.x = torch.where(better[:, None, None, None], x, self.x)
-        self.loss = torch.where(better, loss, self.loss)
-        self.fooled = self.fooled | (fooled & better)
-
-
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Loss and fooled flag of each example, without a gradient."""
-    with torch.no_grad():
-        logits = model(x.clone())
-        return loss(logits, y), misclassified(logits, y)
-
-
-def ascent(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, fooled flag and input gradient of each example; parameters collect no gradient."""
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        logits = model(x.clone())  # which may normalise in place
-        values = loss(logits, y)
-        gradient = input_gradient(values, x)
-    return values.detach(), misclassified(logits.detach(), y), gradient

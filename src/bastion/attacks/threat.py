@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bastion import rng
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError
+from bastion.registry import check_words
 
 Norm = Literal["linf", "l2", "l1"]
 
@@ -23,8 +24,7 @@ class Threat:
     eps: float
 
     def __post_init__(self) -> None:
-        if self.norm not in get_args(Norm):
-            raise BastionError(f"threat.norm: unknown norm '{self.norm}'{did_you_mean(str(self.norm), get_args(Norm))}")
+        check_words(self, "threat")
         number = isinstance(self.eps, int | float) and not isinstance(self.eps, bool)
         if not (number and 0 <= self.eps < math.inf):
             raise BastionError(f"threat.eps: must be a number >= 0 in pixel units such as 8/255, got {self.eps!r}")
@@ -50,25 +50,21 @@ class Threat:
         in_box = ((x >= 0) & (x <= 1)).flatten(1).all(1)
         return in_box & (self.distance(x0, x) <= self.eps + slack)
 
-    def direction(self, gradient: Tensor, x: Tensor, sparsity: float = 0.01) -> Tensor:
-        """The step of unit length that raises a linear loss most.
+    def ahead(self, x: Tensor, gradient: Tensor, size: float, sparsity: float = 0.01) -> Tensor:
+        """x moved by `size` the way that raises a linear loss most; not yet projected.
 
-        For l1 that is one coordinate; a fraction `sparsity` of them shares the step so that fewer steps do,
-        and coordinates already at the face of the box they would leave are passed over.
+        For l1 that is one coordinate after another, the steepest first, each as far as the box lets it go; a fraction
+        `sparsity` of them shares the step, so that fewer steps do.
         """
-        if self.norm == "linf":
-            return gradient.sign()
-        flat = gradient.flatten(1)
-        if self.norm == "l2":
-            flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-38)  # or the squares of small ones vanish
-            return (flat / (length("l2", flat)[:, None] + 1e-12)).view(gradient.shape)
-        pixels = x.flatten(1)
-        stuck = ((flat > 0) & (pixels >= 1)) | ((flat < 0) & (pixels <= 0))
-        size = flat.abs().masked_fill(stuck, 0)
-        count = max(1, round(sparsity * flat.shape[1]))
-        kept = size >= size.topk(count, dim=1).values[:, -1:]
-        step = torch.where(kept & (size > 0), flat.sign(), 0)
-        return (step / step.abs().sum(1, keepdim=True).clamp(min=1)).view(gradient.shape)
+        if self.norm != "l1":
+            return x + size * steepest(self.norm, gradient)
+        flat, pixels = gradient.flatten(1), x.flatten(1)
+        slope, order = flat.abs().sort(dim=1, descending=True, stable=True)
+        room = torch.where(flat > 0, 1 - pixels, pixels).gather(1, order)
+        most = size / max(1, round(sparsity * flat.shape[1]))
+        part = torch.where(slope > 0, room.clamp(max=most), 0).double()
+        part = torch.minimum(part, (size - (part.cumsum(1) - part)).clamp(min=0)).to(x.dtype)
+        return (pixels + flat.sign() * torch.zeros_like(part).scatter(1, order, part)).view(x.shape)
 
     def random_point(self, x0: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
         """A uniform point of the ball (of each example's own stream), clamped to the box."""
@@ -86,6 +82,15 @@ class Threat:
             gaps = -torch.log1p(-draws.abs())
             unit = (draws.sign() * gaps / gaps.sum(1, keepdim=True))[:, :size].to(x0.dtype)
         return (x0 + self.eps * unit.view(x0.shape)).clamp(0, 1)
+
+
+def steepest(norm: Norm, gradient: Tensor) -> Tensor:
+    """The offset of unit length in linf or l2 that raises a linear loss most."""
+    if norm == "linf":
+        return gradient.sign()
+    flat = gradient.flatten(1)
+    flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-38)  # or the squares of small ones vanish
+    return (flat / (length("l2", flat)[:, None] + 1e-12)).view(gradient.shape)
 
 
 def length(norm: Norm, offset: Tensor) -> Tensor:

@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import attacks
+from bastion.attacks import attacks, journal
+from bastion.attacks.asking import Incumbent, answer, evaluate, logits_of, notice_blindness, ready
 from bastion.attacks.losses import LOSSES, LossName, input_gradient
 from bastion.attacks.patch import Grid, check_patches
-from bastion.attacks.pgd import Incumbent, accumulated, evaluate
+from bastion.attacks.pgd import accumulated
 from bastion.attacks.threat import Threat
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError
+from bastion.registry import check_words
 from bastion.types import Batch, Tapped
 
 
@@ -44,6 +46,7 @@ class Transferable:
     blur: float = 0.0  # TI (Dong et al. 2019): σ, in pixels, of the Gaussian that gradients are convolved with
 
     def __post_init__(self) -> None:
+        check_words(self, "transferable")
         check_patches("transferable", 1, self.size)
         if self.steps < 0 or (self.rel_step is not None and not self.rel_step > 0):
             raise BastionError(f"transferable: need steps >= 0 and rel_step > 0, got {self.steps} and {self.rel_step}")
@@ -58,28 +61,32 @@ class Transferable:
             )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        x0 = batch.check(getattr(model, "num_classes", None), "transferable").x.detach()
+        batch = ready(model, batch, "transferable")
+        x0 = batch.x
         length = threat.eps * (self.rel_step if self.rel_step is not None else 1 / max(self.steps, 1))
         x, velocity = x0, torch.zeros_like(x0)
         for step in range(self.steps):
             gradient = self._gradient(model, batch, x, seed=seed, step=step)
+            if step == 0:
+                notice_blindness(batch.index, gradient)
             velocity = accumulated(velocity, gradient, self.momentum)
-            x = threat.project(x0, x + length * threat.direction(velocity, x, self.sparsity))
+            x = threat.project(x0, threat.ahead(x, velocity, length, self.sparsity))
         best = Incumbent(x0)
         for point in (x0, x):
-            best.offer(point, *evaluate(model, point, batch.y, LOSSES[self.loss]))
+            best.offer(point, *evaluate(model, batch.at(point), LOSSES[self.loss]))
         return best.x
 
     def _gradient(self, model: nn.Module, batch: Batch, x: Tensor, *, seed: int, step: int) -> Tensor:
         """Of the source's loss at x, as far as the options let it see and pass."""
-        x0 = batch.x.detach()
+        x0 = batch.x
         mask = self._mask(batch, seed, step)
         point = torch.where(mask, x, x0).requires_grad_()
         with torch.enable_grad(), constant_attention() if self.constant_attention else nullcontext():
             view = point if self.shrink == 1 else shrunk(point, batch.index, self.shrink, seed=seed, step=step)
-            answers = block_logits(model, view) if self.every_block else [model(view)]
+            answers = block_logits(model, view) if self.every_block else [answer(model, batch.at(view))]
             loss = torch.stack([LOSSES[self.loss](logits, batch.y) for logits in answers])
             gradient = input_gradient(loss, point) * mask
+        journal.passes(batch.index, len(answers), 1)
         if self.spread:
             away = x - x0
             gradient = gradient + self.spread * away / away.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1, 1)
@@ -190,7 +197,7 @@ def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
             "give a bastion Classifier"
         )
     with model.tap("blocks") as taps:
-        last: Tensor = model(x)
+        last = logits_of(model, x)
     outputs = list(taps.blocks.values())
     if any(output.shape != outputs[-1].shape for output in outputs):
         shapes = ", ".join(sorted({"×".join(map(str, output.shape[1:])) for output in outputs}))

@@ -15,6 +15,8 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from bastion.attacks.asking import logits_of
+
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
 # processor's cache. `benchmarks/lanes.py` measures it.
 CPU_CACHE = 32 << 20
@@ -35,7 +37,7 @@ class Victim(nn.Module):
         self.grain = 0.0  # relative rounding of its last answer, which may come in less precision than the images
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network(x.clone())  # a model that normalises in place must not change our points
+        logits = logits_of(self.network, x)
         self.grain = torch.finfo(logits.dtype).eps
         return logits.to(x.dtype)
 
@@ -86,7 +88,7 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     if isinstance(model, Victim):
         yield model
         return
-    whole = model.training or _as_it_is.get()
+    whole = _as_it_is.get() or any(part.training for part in model.modules())
     network = model if whole or not _convolves(model) else _cheaper(model, x[:2])
     with frozen(network):
         # In train mode BatchNorm sees the batch: it is asked about all of it at once, and not about one image.
@@ -105,19 +107,39 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
         try:
             copied = prepare(copy.deepcopy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if _agree(model, copied, x) and _agree(model, copied, x[:1]):
+            if agree(model, copied, x) and agree(model, copied, x[:1]):
                 return copied
         except Exception:  # whatever a stranger's model does when it is copied: ask it as it is
             continue
     return model
 
 
-def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
-    with torch.no_grad():
-        expected, got = model(x.clone()), other(x.clone())
+def agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
+    """Are logits and gradients the same? A copy may have lost a backward pass that the model defines by itself."""
+    (expected, slope), (got, other_slope) = _with_gradient(model, x), _with_gradient(other, x)
     tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-4
     scale = expected.abs().nan_to_num(0, 0, 0).max().item()
-    return torch.allclose(got, expected, rtol=0, atol=tolerance * scale, equal_nan=True)
+    if not torch.allclose(got, expected, rtol=0, atol=tolerance * scale, equal_nan=True):
+        return False
+    if slope is None or other_slope is None:
+        return slope is other_slope
+    if not torch.equal(slope.isfinite(), other_slope.isfinite()):
+        return False
+    slope, other_slope = slope.nan_to_num(0, 0, 0), other_slope.nan_to_num(0, 0, 0)
+    # Not as closely as logits: a ReLU whose input is zero but for rounding may be open in one and shut in the other.
+    return bool((slope - other_slope).norm() <= 1e-2 * slope.norm())
+
+
+def _with_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Logits, and the gradient of a sum of them in which each has another weight; None where there is no way back."""
+    point = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        logits = logits_of(model, point)
+        if not logits.requires_grad:
+            return logits, None
+        weights = torch.linspace(-1, 1, logits.shape[1], dtype=logits.dtype, device=logits.device)
+        (gradient,) = torch.autograd.grad((logits * weights).sum(), point, allow_unused=True)
+    return logits.detach(), gradient
 
 
 def _folded(module: nn.Module) -> nn.Module:
@@ -181,7 +203,7 @@ def _lanes(network: nn.Module, x: Tensor) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
-        network(x.detach().clone().requires_grad_() * 1)
+        logits_of(network, x.detach().requires_grad_())
     own = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     room = GPU_MEMORY if x.is_cuda else CPU_CACHE
     activations = max(sum(saved.values()) - own, 1)

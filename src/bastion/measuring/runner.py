@@ -136,8 +136,8 @@ class Worker:
         """Measure and store; returns how many examples that was."""
         label, block = task
         parts = [self._ask(label, list(block[i : i + self.plan.batch])) for i in range(0, len(block), self.plan.batch)]
-        columns = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        facts = {name: column.numpy() for name, column in columns.items() if column.ndim == 1}
+        columns = store.joined([{name: column.cpu().numpy() for name, column in part.items()} for part in parts])
+        facts = {name: column for name, column in columns.items() if column.ndim == 1}
         self.plan.stores[label].write(block, facts, self._pictures(block, columns))
         return len(block)
 
@@ -152,10 +152,10 @@ class Worker:
                 raise BastionError(f"probe '{label}': '{name}' has {len(column)} rows for {len(positions)} examples")
         return {"index": batch.index, "label": batch.y, **answer}
 
-    def _pictures(self, block: range, columns: Mapping[str, Tensor]) -> dict[str, Column]:
+    def _pictures(self, block: range, columns: Mapping[str, Column]) -> dict[str, Column]:
         count = max(0, min(self.plan.keep - block.start, len(block)))
-        kept = {name: column[:count].numpy() for name, column in columns.items() if column.ndim > 1}
-        return {**kept, "index": columns["index"][:count].numpy()} if kept and count else {}
+        kept = {name: column[:count] for name, column in columns.items() if column.ndim > 1}
+        return {**kept, "index": columns["index"][:count]} if kept and count else {}
 
 
 def _in_this_process(

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-COLUMN = "/warning."  # what stands between a probe's label and a code in the name of a column
+PREFIX = "warning."
+COLUMN = f"/{PREFIX}"  # what stands between a probe's label and a code in the name of a column
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ CHECKS: dict[str, Check] = {
         f"Square, which uses no gradient, fools what the white-box attacks do not: {_MASKED}. Believe the worst case "
         "only after an attack made for this model.",
         share=_BORDER,
+    ),
+    "blind-start": Check(
+        "A run of the attack began where its gradient is zero everywhere, so it had nowhere to go, and that it fooled "
+        "nobody proves nothing. Look for saturated logits (loss=margin or loss=dlr), rounding, thresholds or detach(); "
+        "attack without gradients, or through a smooth stand-in (BPDA)."
     ),
     "few-classes": Check(
         "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss took its "

@@ -6,7 +6,7 @@ Suites that share a probe share its facts, and a longer measurement goes on from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,23 @@ class ProbeStore:
         storage.write_arrays(self._path(block, "facts"), facts)
 
     def read(self, blocks: list[range]) -> dict[str, Column]:
-        parts = [storage.read_arrays(self._path(block, "facts"))[0] for block in blocks]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return joined([storage.read_arrays(self._path(block, "facts"))[0] for block in blocks])
 
     def pictures(self, blocks: list[range]) -> dict[str, Column]:
         """Of the first examples, as many as were kept."""
         kept = [block for block in blocks if self._path(block, "pictures").is_file()]
-        parts = [storage.read_arrays(self._path(block, "pictures"))[0] for block in kept]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        return joined([storage.read_arrays(self._path(block, "pictures"))[0] for block in kept])
+
+
+def joined(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
+    """Columns one below the other. A warning that a part does not mention is not given there."""
+
+    def column(part: Mapping[str, Column], name: str) -> Column:
+        silent = name not in part and name.startswith(sanity.PREFIX)
+        return np.zeros(len(part["index"]), bool) if silent else part[name]
+
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([column(part, name) for part in parts]) for name in names}
 
 
 def blocks(n: int, size: int) -> list[range]:

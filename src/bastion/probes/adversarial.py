@@ -41,8 +41,8 @@ class Adversarial:
         }
 
 
-# Doubts that an attack itself may raise; `measuring/sanity.py` has their texts.
-NOTICES = ("few-classes", "square-beats-white-box", "zero-gradient")
+# Doubts that an attack itself may raise, besides those of plug-ins; `measuring/sanity.py` has their texts.
+NOTICES = ("few-classes", "square-beats-white-box", "blind-start")
 
 
 def _told(notes: journal.Journal, index: Tensor, fooled: Tensor) -> dict[str, Tensor]:
@@ -55,7 +55,8 @@ def _told(notes: journal.Journal, index: Tensor, fooled: Tensor) -> dict[str, Te
             [notes.fooled_by.get(each, -1) if yes else -1 for each, yes in zip(examples, fooled.tolist(), strict=True)]
         ),
     }
-    for code in NOTICES:
+    for code in dict.fromkeys((*NOTICES, *notes.notices)):
         shown = notes.notices.get(code, set())
         columns[f"warning.{code}"] = torch.tensor([shown is None or each in shown for each in examples])
+    columns["warning.blind-start"] &= ~fooled.cpu()  # another run was not blind, or lucky
     return columns

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import Attack, Threat
+from bastion.attacks.asking import logits_of, ready
 from bastion.attacks.losses import Loss, LossName, ce, margin, misclassified
 from bastion.attacks.pgd import PGD, fgsm
 from bastion.errors import BastionError
 from bastion.probes import probes
+from bastion.registry import check_words
 from bastion.types import Batch
 
 TOLERANCE = 1e-4  # of an answer's length: more than float rounding
@@ -38,6 +40,7 @@ class Sanity:
     loss: LossName = "ce"  # of FGSM and PGD
 
     def __post_init__(self) -> None:
+        check_words(self, "sanity")
         if self.steps < 2 or self.forwards < 2 or self.tries < 1:
             raise BastionError(
                 "sanity: need steps >= 2, forwards >= 2 and tries >= 1, "
@@ -45,8 +48,9 @@ class Sanity:
             )
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        batch = ready(model, batch, "sanity")
         model = Attached(model)
-        x = batch.x.detach().requires_grad_()
+        x = batch.x.clone().requires_grad_()
         with torch.enable_grad():
             logits = model(x)
             no_ce, no_margin = (stuck(loss, logits, batch.y, x) for loss in (ce, margin))
@@ -57,7 +61,7 @@ class Sanity:
         symptoms = {
             "input-range": dark(batch.x),
             "nan": ~finite,
-            "probabilities": probabilities(logits),
+            "probabilities": probabilities(logits, model.grain),
             "training-mode": torch.full_like(right, any(module.training for module in model.model.modules())),
             "stochastic": random,
             "batch-dependent": batch_dependent(model, batch.x, logits) & ~random,
@@ -83,9 +87,10 @@ class Sanity:
         survivors = right & ~fooled(right, PGD(steps=self.steps, loss=self.loss))
         one_step = fooled(survivors, fgsm(loss=self.loss))
         noise = fooled(survivors, PGD(steps=0, restarts=self.tries, loss=self.loss), draw="noise")
-        # On the border of the ball a loss may rise without a mistake: another loss has to miss it too.
+        # On the border of the ball a loss may rise without a mistake, a step be too long, a random start a bad one:
+        # many short steps of another loss from the image itself have to miss it too.
         other: LossName = "ce" if self.loss == "margin" else "margin"
-        missed = ~fooled(one_step | noise, PGD(steps=self.steps, loss=other))
+        missed = ~fooled(one_step | noise, PGD(steps=10 * self.steps, loss=other, random_start=False))
         unbounded = fooled(survivors, PGD(steps=self.steps, loss=self.loss, random_start=False), BOX)
         return {
             "one-step-beats-many": one_step & missed,
@@ -101,9 +106,11 @@ class Attached(nn.Module):
         super().__init__()
         self.model = model
         self.training = model.training
+        self.grain = 0.0  # relative rounding of its last answer
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(x.clone())
+        logits = logits_of(self.model, x)
+        self.grain = torch.finfo(logits.dtype).eps
         return logits + 0 * x.flatten(1).sum(1, keepdim=True)
 
 
@@ -138,10 +145,11 @@ def batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
     return differs(logits, among_others)
 
 
-def probabilities(logits: Tensor) -> Tensor:
-    """(B,) bool: nothing outside [0, 1], and the sum is 1."""
-    unit = (logits > -1e-5) & (logits < 1 + 1e-5)
-    return unit.all(1) & ((logits.sum(1) - 1).abs() < 1e-5)
+def probabilities(logits: Tensor, grain: float) -> Tensor:
+    """(B,) bool: nothing outside [0, 1], and the sum is 1, but for rounding."""
+    slack = max(1e-5, grain * logits.shape[1])
+    unit = (logits > -slack) & (logits < 1 + slack)
+    return unit.all(1) & ((logits.sum(1) - 1).abs() < slack)
 
 
 def dark(x: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def validation_passes(recipe: Recipe, objective: Objective, shape: tuple[int, in
     spec = recipe.validate_.attack
     with counted(model.eval()) as passes, for_training(model):
         if spec is None:
-            standing(model, batch.x, batch.y)
+            standing(model, batch)
         else:
             threat = validation_threat(recipe, objective)
             judge(model, batch, attacks.build(spec.plain(), "validate.attack"), threat, seed=0)

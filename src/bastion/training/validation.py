@@ -31,7 +31,7 @@ def accuracies(
                 counts[0] += int(verdict.clean.sum())
                 counts[1] += int((verdict.clean & ~verdict.fooled).sum())
             else:
-                counts[0] += int(standing(model, batch.x, batch.y)[0].sum())
+                counts[0] += int(standing(model, batch).right.sum())
     clean, robust = (count / len(split) for count in world.totals(counts))
     return {"clean": clean, "robust": robust} if attack else {"clean": clean}
 

@@ -320,7 +320,7 @@ def test_a_model_that_answers_always_the_same_gets_the_clean_image_back(norm: No
     for settings in (APGD(steps=10), APGD(steps=10, loss="dlr", targets=3, restarts=2)):
         with journal.opened() as notes:
             assert torch.equal(settings(Linear(weight, bias), batch, Threat(norm, EPS[norm]), seed=0), batch.x)
-        assert notes.notices == {"zero-gradient": {0, 1, 2}}
+        assert notes.notices == {"blind-start": {0, 1, 2}}
 
 
 @pytest.mark.parametrize("norm", NORMS)

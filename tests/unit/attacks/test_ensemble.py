@@ -134,7 +134,7 @@ def test_a_blind_search_that_finds_more_than_gradients_is_noticed() -> None:
     with journal.opened() as notes:
         x = Ensemble(members=(gradients, squares))(Masked(), batch, threat, seed=0)
     assert misclassified(Masked()(x), batch.y).tolist() == [True, True, True, False, True]
-    assert notes.notices == {"square-beats-white-box": {20, 21, 22, 24}, "zero-gradient": set(range(20, 25))}
+    assert notes.notices == {"square-beats-white-box": {20, 21, 22, 24}, "blind-start": set(range(20, 25))}
     assert notes.fooled_by == dict.fromkeys((20, 21, 22, 24), 1)
     with journal.opened() as notes:  # first, it beats nobody
         Ensemble(members=(squares, gradients))(Masked(), batch, threat, seed=0)

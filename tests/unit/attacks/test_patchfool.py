@@ -12,7 +12,7 @@ from bastion import BastionError, Threat, rng
 from bastion.attacks import attacks
 from bastion.attacks.losses import ce, misclassified
 from bastion.attacks.patch import Grid, patch_attention, random_patch
-from bastion.attacks.patchfool import Canvas, PatchFool, ascent, attention_paid, early, merged, without_conflict
+from bastion.attacks.patchfool import Canvas, PatchFool, attention_paid, early, merged, misled, without_conflict
 from bastion.models import Classifier, checkpoint
 from bastion.types import Batch
 
@@ -64,7 +64,7 @@ def test_attention_paid_is_the_mean_log_attention_to_the_token(vit: Classifier) 
 def test_the_gradient_of_attention_is_that_of_finite_differences(vit: Classifier) -> None:
     batch = right_batch(vit, 3)
     first = Grid(16, 16, 4).mask(torch.tensor([[5], [0], [15]]))
-    gradients = ascent(vit, batch.x, batch.y, first).gradients
+    gradients = misled(vit, batch, first).gradients
     assert len(gradients) == 3  # cross-entropy, and blocks 1 and 2 of 6
     direction = torch.randn(batch.x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -157,7 +157,7 @@ def test_the_pixel_scores_get_the_straight_through_gradient(vit: Classifier) -> 
     colours = canvas.colours.clone()
     value = ce(vit(batch.x + soft * (colours - batch.x)), batch.y).sum()
     (expected,) = torch.autograd.grad(value, soft)
-    canvas.repaint(ascent(vit, x, batch.y, None).gradients, 0)
+    canvas.repaint(misled(vit, batch.at(x), None).gradients, 0)
     assert torch.allclose(canvas.scores.grad, expected * allowed, atol=1e-12)
     untouched = (soft == 0).expand_as(colours)
     assert torch.equal(canvas.colours[untouched], colours[untouched])
@@ -179,7 +179,7 @@ def test_the_choice_of_pixels_becomes_final(vit: Classifier) -> None:
     )
     scores = [canvas.scores.clone()]
     for step in range(3):
-        canvas.repaint(ascent(vit, canvas.image(), batch.y, None).gradients, step)
+        canvas.repaint(misled(vit, batch.at(canvas.image()), None).gradients, step)
         scores.append(canvas.scores.clone())
     assert not torch.equal(scores[0], scores[1])
     assert torch.equal(scores[1], scores[2]) and torch.equal(scores[2], scores[3])

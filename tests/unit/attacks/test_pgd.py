@@ -48,6 +48,22 @@ def _optimum(model: nn.Module, batch: Batch, threat: Threat) -> Tensor:
     return margin(model(batch.x), batch.y).detach() + _best_gain(w, batch.x, threat)
 
 
+@pytest.mark.parametrize("eps", [0.5, 2.0, 6.0, 12.0])
+def test_l1_steps_as_they_come_are_near_the_linear_optimum(make_linear: MakeLinear, eps: float) -> None:
+    """From a random start, which the projection wears off pixel by pixel: full ones must not be filled again."""
+    model, batch = make_linear(classes=2, n=16)
+    threat = Threat("l1", eps)
+    clean, best = margin(model(batch.x), batch.y), _optimum(model, batch, threat)
+    for attack, share in (
+        (fgsm(loss="margin"), 0.95),
+        (PGD(loss="margin"), 0.9),
+        (PGD(loss="margin", steps=100), 0.95),
+    ):
+        reached = margin(model(attack(model, batch, threat, seed=0)), batch.y)
+        assert (reached <= best + 1e-9).all()
+        assert ((reached - clean) / (best - clean)).mean() > share
+
+
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
 def test_pgd_reaches_the_linear_optimum(make_linear: MakeLinear, threat: Threat) -> None:
     model, batch = make_linear(classes=2, n=32)

@@ -115,27 +115,28 @@ def test_memory_format_does_not_matter(threat: Threat) -> None:
     strided = [torch.stack([t, t], -1)[..., 0] for t in (x0, x)]
     for a, b in (last, strided):
         assert torch.allclose(threat.project(a, b), threat.project(x0, x), atol=1e-7, rtol=0)
-        assert torch.allclose(threat.direction(b, a), threat.direction(x, x0), atol=1e-7, rtol=0)
+        assert torch.allclose(threat.ahead(a, b, 0.1), threat.ahead(x0, x, 0.1), atol=1e-7, rtol=0)
         points = [threat.random_point(each, torch.arange(4), seed=1, draw=1) for each in (a, x0)]
         assert torch.equal(*points)
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
-def test_direction_has_unit_length_and_is_the_steepest(threat: Threat) -> None:
+def test_a_step_is_as_long_as_it_should_be_and_the_steepest(threat: Threat) -> None:
     """Its product with the gradient is the dual norm: ‖g‖₁, ‖g‖₂, and for one coordinate of l1 ‖g‖∞."""
     x, g = torch.full((6, 3, 8, 8), 0.5), torch.randn(6, 3, 8, 8)
-    d = threat.direction(g, x, sparsity=1e-9)
+    d = threat.ahead(x, g, 0.25, sparsity=1e-9) - x
     dual = {"linf": 1.0, "l2": 2.0, "l1": math.inf}[threat.norm]
-    assert torch.allclose(threat.distance(torch.zeros_like(d), d).float(), torch.ones(6))
-    assert torch.allclose((d * g).flatten(1).sum(1), torch.linalg.vector_norm(g.flatten(1), dual, dim=1))
+    assert torch.allclose(threat.distance(torch.zeros_like(d), d).float(), torch.full((6,), 0.25))
+    assert torch.allclose((d * g).flatten(1).sum(1), 0.25 * torch.linalg.vector_norm(g.flatten(1), dual, dim=1))
 
 
-def test_l1_direction_shares_the_step_among_the_largest_free_coordinates() -> None:
+def test_an_l1_step_is_shared_by_the_steepest_coordinates_with_room() -> None:
     g = torch.tensor([4.0, -3.0, 2.0, 1.0]).view(1, 1, 2, 2)
-    x = torch.tensor([1.0, 0.5, 0.5, 0.5]).view(1, 1, 2, 2)  # the first pixel cannot grow
-    assert Threat("l1", 1.0).direction(g, x, sparsity=0.5).flatten().tolist() == [0.0, -0.5, 0.5, 0.0]
-    blocked = Threat("l1", 1.0).direction(g.abs(), torch.ones_like(x))
-    assert blocked.abs().sum() == 0
+    x = torch.tensor([1.0, 0.1, 0.5, 0.5]).view(1, 1, 2, 2)  # the first cannot grow, the second shrink by 0.1 only
+    moved = Threat("l1", 1.0).ahead(x, g, 0.6, sparsity=0.5) - x
+    assert torch.allclose(moved.flatten(), torch.tensor([0.0, -0.1, 0.3, 0.2]))
+    blocked = torch.ones_like(x)
+    assert torch.equal(Threat("l1", 1.0).ahead(blocked, g.abs(), 0.6), blocked)
 
 
 def test_random_points_fill_the_ball_uniformly() -> None:
@@ -184,5 +185,5 @@ def test_a_small_gradient_makes_no_small_step(scale: float) -> None:
     """A confident model's gradients vanish in float32, and their squares long before."""
     g, x = scale * torch.randn(4, 3, 8, 8), torch.full((4, 3, 8, 8), 0.5)
     for threat in THREATS:
-        step = threat.direction(g, x)
-        assert torch.allclose(threat.distance(torch.zeros_like(step), step).float(), torch.ones(4))
+        step = threat.ahead(x, g, 0.5) - x
+        assert torch.allclose(threat.distance(torch.zeros_like(step), step).float(), torch.full((4,), 0.5))

@@ -280,8 +280,61 @@ def test_lanes_fill_the_cache() -> None:
         assert got in LANES or ideal / 2 < got <= ideal
 
 
+class StraightThrough(torch.autograd.Function):
+    """Rounds, and passes gradients as if it had not (BPDA)."""
+
+    @staticmethod
+    def forward(context: object, x: Tensor) -> Tensor:
+        return (x * 31).round() / 31
+
+    @staticmethod
+    def backward(context: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Quantised(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(StraightThrough.apply(x))
+        return logits
+
+
+class Cut(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(x)
+        return logits
+
+
+def test_a_backward_pass_of_the_models_own_is_kept() -> None:
+    """Tracing loses it: the copy would round without a gradient, and be blind where the model is not."""
+    model = Quantised(unsettled(sequential())).eval()
+    x = torch.rand(4, 3, 12, 12, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    assert expected.abs().sum() > 0
+    with under_attack(model, x.detach()) as victim:
+        (got,) = torch.autograd.grad(victim(x).square().sum(), x)
+    assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    batch = Batch(torch.arange(4), x.detach(), model(x).argmax(1))
+    fooled = model(APGD(steps=20)(model, batch, Threat("linf", 0.5), seed=0)).argmax(1) != batch.y
+    assert fooled.all()
+
+
+def test_a_model_without_a_way_back_gets_none() -> None:
+    model, x = Cut(unsettled(sequential())).eval(), torch.rand(2, 3, 12, 12).requires_grad_()
+    with under_attack(model, x.detach()) as victim:
+        assert not victim(x).requires_grad
+
+
 def test_more_than_one_class_is_needed() -> None:
     batch = Batch(torch.arange(2), torch.rand(2, 3, 2, 2), torch.zeros(2, dtype=torch.int64))
     for model in (nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), nn.Flatten(0), nn.Identity()):
-        with pytest.raises(BastionError, match="must give logits of at least 2 classes, got"):
+        with pytest.raises(BastionError, match="must give logits of at least 2 classes, .* got"):
             APGD()(model, batch, Threat("linf", 0.1), seed=0)

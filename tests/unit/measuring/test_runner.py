@@ -16,7 +16,7 @@ from bastion import BastionError
 from bastion.errors import Interrupted
 from bastion.measuring import runner
 from bastion.measuring.runner import measure
-from bastion.measuring.store import ProbeStore, blocks, read_measurements, read_pictures
+from bastion.measuring.store import ProbeStore, blocks, joined, read_measurements, read_pictures
 from bastion.models import Classifier, checkpoint
 from bastion.recipe import Suite
 from bastion.run import open_run
@@ -194,6 +194,17 @@ def test_images_outside_the_box_are_refused(ask: Any, tiny_data: DataSet, monkey
     )
     with pytest.raises(BastionError, match=r"measure, probe 'clean': image 0 has pixels outside \[0, 1\]"):
         ask()
+
+
+def test_a_warning_that_a_block_does_not_mention_is_not_given_there() -> None:
+    index = np.arange(2)
+    parts = [{"index": index, "warning.rare": np.array([True, False])}, {"index": index + 2}]
+    for some in (parts, parts[::-1]):
+        assert joined(some)["warning.rare"].sum() == 1
+        assert len(joined(some)["warning.rare"]) == 4
+    with pytest.raises(KeyError):
+        joined([{"index": index, "distance": index}, {"index": index}])
+    assert joined([]) == {}
 
 
 def test_blocks_cover_everything_once() -> None:

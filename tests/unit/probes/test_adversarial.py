@@ -10,6 +10,9 @@ from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
 from bastion import Threat
+from bastion.attacks import journal
+from bastion.attacks.apgd import APGD
+from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.pgd import PGD
 from bastion.probes.accuracy import Accuracy
 from bastion.probes.adversarial import Adversarial
@@ -79,6 +82,31 @@ def test_robust_accuracy_of_a_linear_model_is_the_known_one(make_linear: MakeLin
         facts = Adversarial(Threat("linf", eps), PGD(steps=10))(model, batch, seed=0)
         assert torch.equal(facts["correct"], robust)
         assert 0 < robust.sum() < 200
+
+
+def test_a_blind_run_is_told_of_survivors_only(make_linear: MakeLinear) -> None:
+    """Where the cross-entropy is flat the margin is not: what it fools needs no excuse."""
+    model, batch = make_linear(classes=4, n=16)
+    model.weight.data *= 1e4
+    model.bias.data *= 1e4
+    blind, sighted = APGD(steps=5), APGD(steps=5, loss="margin")
+    for eps in (0.001, 0.5):
+        facts = Adversarial(Threat("linf", eps), Ensemble(members=(blind, sighted)))(model, batch, seed=0)
+        told = facts["warning.blind-start"]
+        assert not (told & ~facts["correct"]).any()
+        assert told.any() == (eps < 0.5)
+        assert facts["correct"].any() == (eps < 0.5)
+
+
+def test_an_attacks_own_doubts_are_facts(make_linear: MakeLinear) -> None:
+    class Doubting:
+        def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+            journal.note("of-a-plug-in", batch.index[:3].tolist())
+            return batch.x
+
+    model, batch = make_linear(n=5)
+    facts = Adversarial(THREAT, Doubting())(model, batch, seed=0)
+    assert facts["warning.of-a-plug-in"].tolist() == [True, True, True, False, False]
 
 
 def test_accuracy_says_what_is_right(make_linear: MakeLinear) -> None:

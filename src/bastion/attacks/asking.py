@@ -1,0 +1,103 @@
+"""How attacks ask a model: what they need before, what an answer must be, and the best point so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bastion.attacks import journal
+from bastion.attacks.losses import Loss, input_gradient, misclassified
+from bastion.errors import BastionError
+from bastion.types import Batch
+
+
+def ready(model: nn.Module, batch: Batch, where: str) -> Batch:
+    """The batch, cut off from any graph, if the model can be attacked on it."""
+    if torch.is_inference_mode_enabled():
+        raise BastionError(f"{where}: inside torch.inference_mode() there are no gradients to attack by; go out of it")
+    batch = Batch(*(part.clone() if part.is_inference() else part.detach() for part in batch))
+    return batch.check(getattr(model, "num_classes", None), where)
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's answer, if it is one; x stays as it is, even if the model normalises in place."""
+    try:
+        logits = model(x.clone())
+    except RuntimeError as error:
+        kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
+        if kinds and x.dtype not in kinds:
+            weights = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            raise BastionError(
+                f"attack: the images are {str(x.dtype).removeprefix('torch.')}, the model's weights {weights}, and it "
+                f"takes no others ({error}); convert one of them, or let the model convert what it gets"
+            ) from error
+        raise
+    except ValueError as error:  # torch's word for a mean over nothing
+        if len(x) == 1 and any(part.training for part in model.modules()):
+            raise BastionError(f"attack: the model takes no single image ({error}); put it in eval mode") from error
+        raise
+    tensor = isinstance(logits, Tensor)
+    if not tensor or not logits.is_floating_point() or logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2:
+        got = f"{str(logits.dtype).removeprefix('torch.')} {tuple(logits.shape)}" if tensor else type(logits).__name__
+        raise BastionError(
+            "attack: the model must give logits of at least 2 classes, floating-point numbers of shape "
+            f"({len(x)}, classes) here, got {got}; wrap it so that it does"
+        )
+    return logits  # type: ignore[no-any-return]
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """For models that do not say how many classes they have before they are asked."""
+    fits = y.shape[1] == classes if y.ndim == 2 else len(y) == 0 or int(y.max()) < classes
+    if not fits:
+        got = f"soft labels of {y.shape[1]} classes" if y.ndim == 2 else f"the label {int(y.max())}"
+        raise BastionError(f"attack: the model has {classes} classes, the batch {got}; do model and data fit?")
+
+
+def answer(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits in the images' precision."""
+    logits = logits_of(model, batch.x)
+    if not hasattr(model, "num_classes"):  # else `ready` has looked, and waiting for a GPU at every step costs time
+        check_labels(batch.y, logits.shape[1])
+    return logits.to(batch.x.dtype)
+
+
+def evaluate(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Loss and fooled flag of each example, without a gradient."""
+    with torch.no_grad():
+        logits = answer(model, batch)
+    journal.passes(batch.index, 1, 0)
+    return loss(logits, batch.y), misclassified(logits, batch.y)
+
+
+def ascent(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, fooled flag and input gradient of each example; parameters collect no gradient."""
+    x = batch.x.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = answer(model, batch.at(x))
+        values = loss(logits, batch.y)
+        gradient = input_gradient(values, x)
+    journal.passes(batch.index, 1, 1)
+    return values.detach(), misclassified(logits.detach(), batch.y), gradient
+
+
+def notice_blindness(index: Tensor, gradient: Tensor) -> None:
+    """A run whose first gradient is zero everywhere sees nothing to climb: that it fails says nothing."""
+    if journal.is_open():
+        journal.note("blind-start", index[(gradient.flatten(1) == 0).all(1)].tolist())
+
+
+class Incumbent:
+    """The best point of each example so far: a fooled one before any other, then the highest loss."""
+
+    def __init__(self, x0: Tensor) -> None:
+        self.x = x0
+        self.loss = torch.full((len(x0),), -torch.inf, dtype=x0.dtype, device=x0.device)
+        self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
+
+    def offer(self, x: Tensor, loss: Tensor, fooled: Tensor) -> None:
+        better = (fooled & ~self.fooled) | ((fooled == self.fooled) & (loss > self.loss))
+        better &= x.isfinite().flatten(1).all(1)  # a point that is none fools nobody
+        self.x = torch.where(better[:, None, None, None], x, self.x)
+        self.loss = torch.where(better, loss, self.loss)
+        self.fooled = self.fooled | (fooled & better)
