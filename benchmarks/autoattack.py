@@ -5,6 +5,7 @@
     python -m benchmarks.autoattack --whole --norms linf --n 256    # `standard` as a user runs it, on all cores
     python -m benchmarks.autoattack --whole --norms linf --n 128 --models pyautoattack/resnet18
     python -m benchmarks.autoattack --stored --write     # put the tables into docs/attacks.md
+    python -m benchmarks.autoattack --beside torchattacks --norms linf --n 100   # pip install --no-deps torchattacks
     python -m benchmarks.autoattack --memory             # peak memory of both sides, each in a process of its own
     python -m benchmarks.autoattack --seeds 3 --norms l1 --components apgd-t   # does the reference agree with itself?
 
@@ -51,6 +52,7 @@ THREATS = {"linf": Threat("linf", 8 / 255), "l2": Threat("l2", 0.5), "l1": Threa
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 STANDARD = "standard"
 STRANGER = "pyautoattack/resnet18"
+OTHERS = {"reference": "", "torchattacks": "torchattacks-"}  # what is beside bastion, and how its results are called
 CHUNK = 100
 BLOCK = 128  # of the whole: what survives of it is asked about together, and fills a batch better than that of 64
 COSTS = ("seconds", "forwards", "backwards")
@@ -151,22 +153,25 @@ def load_model(name: str) -> nn.Module:
     return model.eval()
 
 
-def torchattacks_seconds(model: nn.Module, batch: Batch, threat: Threat, component: str) -> float:
-    """The same component by torchattacks, which has linf and l2; NaN where it does not run."""
-    try:
-        import torchattacks as ta
-    except ImportError:
-        return float("nan")
-    norm, eps = {"linf": "Linf", "l2": "L2"}[threat.norm], threat.eps
+def by_torchattacks(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
+    """The same component by torchattacks, which has linf and l2. Not every point it returns is inside the ball."""
+    import torchattacks
+
+    counted = Counted(model)
+    common = {"norm": {"linf": "Linf", "l2": "L2"}[threat.norm], "eps": threat.eps, "seed": 0}
     attack = {
-        "apgd-ce": lambda: ta.APGD(model, norm=norm, eps=eps, steps=100, loss="ce"),
-        "apgd-t": lambda: ta.APGDT(model, norm=norm, eps=eps, steps=100),
-        "fab-t": lambda: ta.FAB(model, norm=norm, eps=eps, steps=100, multi_targeted=True),
-        "square": lambda: ta.Square(model, norm=norm, eps=eps, n_queries=5000),
+        "apgd-ce": lambda: torchattacks.APGD(counted, steps=100, loss="ce", **common),
+        "apgd-t": lambda: torchattacks.APGDT(counted, steps=100, **common),
+        "fab-t": lambda: torchattacks.FAB(counted, steps=100, multi_targeted=True, **common),
+        "square": lambda: torchattacks.Square(counted, n_queries=5000, **common),
     }[component]()
     began = time.process_time()
-    attack(batch.x, batch.y)
-    return time.process_time() - began
+    x = attack(batch.x, batch.y)
+    seconds = time.process_time() - began
+    with torch.no_grad():
+        right = (model(x).argmax(1) == batch.y) | ~threat.contains(batch.x, x)
+        right &= model(batch.x).argmax(1) == batch.y
+    return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
 
 
 def peak_memory(model_name: str, norm: str, side: str) -> float:
@@ -198,17 +203,6 @@ def compare_memory(models: list[str], norms: list[str]) -> None:
             print(f"{model} {norm}: bastion {peaks[0]:.0f} MiB, reference {peaks[1]:.0f} MiB", flush=True)
 
 
-def compare_torchattacks(models: list[str], norms: list[str], components: list[str]) -> None:
-    """It does not say whom it fooled, so only time is compared."""
-    for name in models:
-        for norm in [norm for norm in norms if norm != "l1"]:
-            for component in components:
-                model, batch = load_model(name), datasets.build("cifar10").test.batch(range(CHUNK))
-                ours = by_bastion(model, batch, THREATS[norm], component).seconds
-                theirs = torchattacks_seconds(model, batch, THREATS[norm], component)
-                print(f"{name} {norm} {component}: {theirs / ours:.2f}× the speed of torchattacks", flush=True)
-
-
 def compare_seeds(models: list[str], norms: list[str], components: list[str], seeds: int) -> None:
     """How far the reference agrees with itself when only its seed changes: nobody can agree with it better."""
     batch = datasets.build("cifar10").test.batch(range(CHUNK))
@@ -223,8 +217,8 @@ def path_of(model: str, norm: str, component: str, start: int) -> Path:
     return RESULTS / model.removeprefix("zoo/").replace("/", "-") / norm / f"{component}-{start:05d}.json"
 
 
-def compare(model_name: str, norm: str, component: str, start: int) -> None:
-    path = path_of(model_name, norm, component, start)
+def compare(model_name: str, norm: str, component: str, start: int, other: str) -> None:
+    path = path_of(model_name, norm, OTHERS[other] + component, start)
     if path.is_file():
         return
     model = load_model(model_name)
@@ -232,7 +226,7 @@ def compare(model_name: str, norm: str, component: str, start: int) -> None:
     with torch.no_grad():
         clean = (model(batch.x).argmax(1) == batch.y).tolist()
     ours = by_bastion(model, batch, THREATS[norm], component)
-    theirs = by_reference(model, batch, THREATS[norm], component)
+    theirs = {"reference": by_reference, "torchattacks": by_torchattacks}[other](model, batch, THREATS[norm], component)
     _store(path, Result(clean, ours, theirs))
 
 
@@ -302,22 +296,23 @@ def together(components: list[list[Result]]) -> list[Result]:
 
 def tables(models: list[str], norms: list[str], n: int) -> Iterator[str]:
     """Markdown."""
-    head = "n | bastion % | reference % | agree % | passes (fwd / bwd) | reference's | speed |"
-    for model in models:
-        yield f"\n`{model}`, component by component\n"
-        yield f"| norm | attack | {head}"
-        yield "|---|---|---|---|---|---|---|---|---|"
+    for (other, prefix), model in product(OTHERS.items(), models):
+        rows = []
         for norm in norms:
-            components = [read(model, norm, component, range(0, n, CHUNK)) for component in COMPONENTS]
+            components = [read(model, norm, prefix + component, range(0, n, CHUNK)) for component in COMPONENTS]
             for component, results in zip((*COMPONENTS, "all four"), (*components, together(components)), strict=True):
-                if results:
-                    yield f"| {norm} | {component} | {_line(results)} |"
-    yield "\nWhole `standard`, by the clock\n"
-    yield f"| model | norm | {head}"
-    yield "|---|---|---|---|---|---|---|---|---|"
+                rows += [f"| {norm} | {component} | {_line(results)} |"] if results else []
+        yield from _table(f"`{model}`, component by component", "norm | attack", other, rows)
+    rows = []
     for path in sorted(RESULTS.glob(f"*/*/{STANDARD}-*.json")):
         model, norm = path.parts[-3:-1]
-        yield f"| {model} | {norm} | {_line(read(model, norm, STANDARD, [int(path.stem.split('-')[1])]))} |"
+        rows += [f"| {model} | {norm} | {_line(read(model, norm, STANDARD, [int(path.stem.split('-')[1])]))} |"]
+    yield from _table("Whole `standard`, by the clock", "model | norm", "reference", rows)
+
+
+def _table(title: str, what: str, other: str, rows: list[str]) -> list[str]:
+    head = f"| {what} | n | bastion % | {other} % | agree % | passes (fwd / bwd) | {other}'s | speed |"
+    return [f"\n{title}\n", head, "|---" * 9 + "|", *rows] if rows else []
 
 
 def write_docs(lines: list[str]) -> None:
@@ -336,7 +331,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="time all of `standard` on all cores instead")
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
-    parser.add_argument("--torchattacks", action="store_true", help="time torchattacks too, on the first 100 images")
+    parser.add_argument("--beside", default="reference", choices=list(OTHERS), help="torchattacks has linf and l2")
     parser.add_argument("--seeds", type=int, help="compare the reference with itself under so many seeds instead")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")
@@ -352,14 +347,11 @@ def main() -> None:
     if chosen.seeds:
         compare_seeds(chosen.models, chosen.norms, chosen.components, chosen.seeds)
         return
-    if chosen.torchattacks:
-        compare_torchattacks(chosen.models, chosen.norms, chosen.components)
-        return
     for model, norm in [] if chosen.stored or not chosen.whole else product(chosen.models, chosen.norms):
         compare_whole(model, norm, chosen.n)
     for start in [] if chosen.stored or chosen.whole else range(0, chosen.n, CHUNK):
         for component, norm, model in product(chosen.components, chosen.norms, chosen.models):
-            compare(model, norm, component, start)
+            compare(model, norm, component, start, chosen.beside)
     lines = list(tables(chosen.models, chosen.norms, chosen.n))
     print("\n".join(lines))
     if chosen.write:
