@@ -193,12 +193,20 @@ def bind(
 
 def check_words(settings: Any, where: str) -> None:
     """For a dataclass made in Python: fields that take one of a few words have one of them."""
-    for name, hint in typing.get_type_hints(type(settings)).items():
-        options = _options(hint)
-        if all(typing.get_origin(option) is typing.Literal for option in options):
-            words, value = [word for option in options for word in typing.get_args(option)], getattr(settings, name)
-            if value not in words:
-                raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
+    for name, words in _words(type(settings)).items():  # type: ignore[arg-type]
+        if (value := getattr(settings, name)) not in words:
+            raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
+
+
+@functools.cache
+def _words(kind: type) -> dict[str, tuple[str, ...]]:
+    """Of the fields that are annotated with nothing but literals."""
+    options = {name: _options(hint) for name, hint in typing.get_type_hints(kind).items()}
+    return {
+        name: tuple(word for each in literals for word in typing.get_args(each))
+        for name, literals in options.items()
+        if all(typing.get_origin(each) is typing.Literal for each in literals)
+    }
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:

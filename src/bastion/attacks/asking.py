@@ -14,7 +14,7 @@ from bastion.types import Batch
 def ready(model: nn.Module, batch: Batch, where: str) -> Batch:
     """The batch, cut off from any graph, if the model can be attacked on it."""
     if torch.is_inference_mode_enabled():
-        raise BastionError(f"{where}: inside torch.inference_mode() there are no gradients to attack by; go out of it")
+        raise BastionError(f"{where}: no attacks inside torch.inference_mode(), where all gradients are zero; leave it")
     batch = Batch(*(part.clone() if part.is_inference() else part.detach() for part in batch))
     return batch.check(getattr(model, "num_classes", None), where)
 
@@ -23,27 +23,34 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's answer, if it is one; x stays as it is, even if the model normalises in place."""
     try:
         logits = model(x.clone())
-    except RuntimeError as error:
-        kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
-        if kinds and x.dtype not in kinds:
-            weights = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-            raise BastionError(
-                f"attack: the images are {str(x.dtype).removeprefix('torch.')}, the model's weights {weights}, and it "
-                f"takes no others ({error}); convert one of them, or let the model convert what it gets"
-            ) from error
+    except (RuntimeError, ValueError) as error:
+        if known := _known_mistake(str(error), model, x):
+            raise BastionError(f"attack: {known}; torch says: {error}") from error
         raise
-    except ValueError as error:  # torch's word for a mean over nothing
-        if len(x) == 1 and any(part.training for part in model.modules()):
-            raise BastionError(f"attack: the model takes no single image ({error}); put it in eval mode") from error
-        raise
-    tensor = isinstance(logits, Tensor)
-    if not tensor or not logits.is_floating_point() or logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2:
-        got = f"{str(logits.dtype).removeprefix('torch.')} {tuple(logits.shape)}" if tensor else type(logits).__name__
-        raise BastionError(
-            "attack: the model must give logits of at least 2 classes, floating-point numbers of shape "
-            f"({len(x)}, classes) here, got {got}; wrap it so that it does"
-        )
-    return logits  # type: ignore[no-any-return]
+    if not isinstance(logits, Tensor):
+        got = type(logits).__name__
+    elif not logits.is_floating_point() or logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2:
+        got = f"{_plain(logits.dtype)} {tuple(logits.shape)}"
+    else:
+        return logits
+    raise BastionError(
+        "attack: the model must give logits of at least 2 classes, floating-point numbers of shape "
+        f"({len(x)}, classes) here, got {got}; wrap it so that it does"
+    )
+
+
+def _known_mistake(error: str, model: nn.Module, x: Tensor) -> str | None:
+    """What torch says about two common ones does not name them."""
+    kinds = sorted({_plain(each.dtype) for each in model.parameters() if each.is_floating_point()})
+    if "type" in error and kinds and _plain(x.dtype) not in kinds:
+        return f"images are {_plain(x.dtype)}, the model's weights {' and '.join(kinds)}; convert one of them"
+    if "more than 1 value per channel" in error:
+        return "BatchNorm in training mode takes no single image; put the model in eval mode"
+    return None
+
+
+def _plain(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def check_labels(y: Tensor, classes: int) -> None:
@@ -55,11 +62,11 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 
 def answer(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits in the images' precision."""
+    """Logits in the images' precision, or a better one."""
     logits = logits_of(model, batch.x)
-    if not hasattr(model, "num_classes"):  # else `ready` has looked, and waiting for a GPU at every step costs time
+    if getattr(model, "num_classes", None) != logits.shape[1]:  # else `ready` has looked: no GPU waits at every step
         check_labels(batch.y, logits.shape[1])
-    return logits.to(batch.x.dtype)
+    return logits.to(torch.promote_types(logits.dtype, batch.x.dtype))
 
 
 def evaluate(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,9 @@ from bastion.types import Batch, hard
 # "loss": all runs spend their budget; the point with the highest loss counts.
 Goal = Literal["hit", "nearest", "loss"]
 
-# A hit with a margin this small, relative to the two logits, may be none in another batch: its run goes on.
+# A hit with a margin this small, relative to the largest logit, may be none in another batch: its run goes on.
 CONFIRMED = 1e-4
+MASKED = 1e4  # a class so far below the right one was taken out of the model by hand, and says nothing of its precision
 DOUBT = 1e9  # and it counts as further away than any other
 FORWARD_ONLY = 2  # so many times the images fit into a pass that saves nothing for a backward pass
 
@@ -329,8 +330,9 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     at, number, logits = runs.at[hits], runs.number[hits], logits[hits]
     lead = margin(logits, runs.y[hits]).nan_to_num(nan=torch.inf)  # no answer is not the right answer
     least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
-    right = logits.gather(1, hard(runs.y)[hits, None])[:, 0]
-    sure = (lead > least * torch.maximum(right.abs(), (right + lead).abs())) | lead.isinf()
+    right = logits.gather(1, hard(runs.y)[hits, None])
+    largest = torch.where(logits > right - MASKED, logits.abs(), 0).amax(1)
+    sure = (lead > least * largest) | lead.isinf()
     score = lead if goal == "hit" else -threat.distance(x0, x) - torch.where(sure, 0.0, DOUBT)
     found.offer(at, x, score, fooled=True)
     if goal == "hit":

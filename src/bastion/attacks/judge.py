@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks.asking import answer
+from bastion.attacks.asking import answer, ready
 from bastion.attacks.losses import margin, misclassified
 from bastion.attacks.threat import Threat
 from bastion.types import Attack, Batch
@@ -23,6 +23,7 @@ class Verdict(NamedTuple):
 
 def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> Verdict:
     """Attack the examples that are right, and test what came back. Put the model in eval mode first."""
+    batch = ready(model, batch, "judge")
     clean = standing(model, batch).right
     x = batch.x.clone()
     if clean.any():

@@ -80,7 +80,7 @@ class PatchFool:
             x = canvas.image()
             loss, fooled, gradients = misled(model, batch.at(x), first if self.weight else None)
             if step == 0:
-                notice_blindness(batch.index, gradients[0])
+                notice_blindness(batch.index, gradients[0] * canvas.allowed)
             best.offer(x, loss, fooled)
             canvas.repaint(gradients, step)
         x = canvas.image()

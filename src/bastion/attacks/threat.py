@@ -61,8 +61,9 @@ class Threat:
         flat, pixels = gradient.flatten(1), x.flatten(1)
         slope, order = flat.abs().sort(dim=1, descending=True, stable=True)
         room = torch.where(flat > 0, 1 - pixels, pixels).gather(1, order)
-        most = size / max(1, round(sparsity * flat.shape[1]))
-        part = torch.where(slope > 0, room.clamp(max=most), 0).double()
+        free = ((slope > 0) & (room > 0)).sum(1, keepdim=True)
+        most = size / free.clamp(1, max(1, round(sparsity * flat.shape[1])))
+        part = torch.where(slope > 0, torch.minimum(room, most), 0).double()
         part = torch.minimum(part, (size - (part.cumsum(1) - part)).clamp(min=0)).to(x.dtype)
         return (pixels + flat.sign() * torch.zeros_like(part).scatter(1, order, part)).view(x.shape)
 

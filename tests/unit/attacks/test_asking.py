@@ -15,6 +15,7 @@ from bastion.attacks import journal
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import AutoAttack, Ensemble
 from bastion.attacks.fab import FAB
+from bastion.attacks.judge import judge, standing
 from bastion.attacks.minimal import Minimal
 from bastion.attacks.patch import PatchNoise, PatchOcclusion, PatchPGD
 from bastion.attacks.pgd import PGD
@@ -51,6 +52,11 @@ class Answering(nn.Module):
         return self.change(self.body(x))
 
 
+class Converting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16)
+
+
 def images(n: int = 6) -> Batch:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(n, 3, 4, 4, generator=generator)
@@ -60,7 +66,7 @@ def images(n: int = 6) -> Batch:
 @every
 def test_inference_mode_is_refused(attack: Attack) -> None:
     """No gradient exists there: every attack would find nothing, and every model look robust."""
-    with torch.inference_mode(), pytest.raises(BastionError, match="inside torch.inference_mode"):
+    with torch.inference_mode(), pytest.raises(BastionError, match="no attacks inside torch.inference_mode"):
         attack(Answering(lambda z: z).eval(), images(), THREAT, seed=0)
 
 
@@ -114,6 +120,32 @@ def test_labels_may_be_any_integers(attack: Attack, kind: torch.dtype) -> None:
     assert torch.equal(x, attack(model, batch, THREAT, seed=0))
 
 
+def test_the_judge_takes_any_integers_and_refuses_what_attacks_refuse() -> None:
+    model, batch = Answering(lambda z: z).eval(), images()
+    verdict = judge(model, batch._replace(y=batch.y.to(torch.uint8)), PGD(steps=2), THREAT, seed=0)
+    assert torch.equal(verdict.fooled, judge(model, batch, PGD(steps=2), THREAT, seed=0).fooled)
+    for known in (None, 9):
+        model.num_classes = known
+        with pytest.raises(BastionError, match="the model has 4 classes, the batch the label 7"):
+            judge(model, batch._replace(y=torch.full((6,), 7)), PGD(steps=2), THREAT, seed=0)
+
+
+def test_an_answer_in_better_precision_is_not_rounded() -> None:
+    model = Answering(lambda z: torch.tensor([[1, 1 + 1e-9, 0, 0]], dtype=torch.float64).repeat(len(z), 1)).eval()
+    assert standing(model, images()._replace(y=torch.ones(6, dtype=torch.int64))).right.all()
+
+
+def test_other_errors_of_a_model_are_its_own() -> None:
+    def fail(message: str) -> Any:
+        raise RuntimeError(message)
+
+    model = Answering(lambda z: fail("out of memory")).eval()
+    model.body.to(torch.bfloat16)  # which is not what it fails by
+    model.body.insert(0, Converting())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        PGD(steps=1)(model, images(), THREAT, seed=0)
+
+
 @every
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16])
 def test_a_model_of_another_precision_says_so(attack: Attack, kind: torch.dtype) -> None:
@@ -146,22 +178,39 @@ def test_batchnorm_in_training_mode_with_one_image_left_is_told() -> None:
     body[1].train()
     batch = images(1)
     for attack in (PGD(steps=2), APGD(steps=2)):
-        with pytest.raises(BastionError, match="put it in eval mode"):
+        with pytest.raises(BastionError, match="put the model in eval mode"):
             attack(body, batch, THREAT, seed=0)
     APGD(steps=2, keep="best")(body, images(6), THREAT, seed=0)  # never asks about one image alone
 
 
-@every
+@pytest.mark.parametrize(
+    "attack",
+    [
+        *ATTACKS,
+        PGD(steps=2, targets=2, restarts=2),
+        PGD(steps=2, loss="kl"),
+        PGD(steps=2, loss="dlr"),
+        PatchPGD(steps=2, size=2, restarts=2, choose="random"),
+        PatchNoise(size=2, draws=3, choose="gradient"),
+    ],
+    ids=repr,
+)
 def test_passes_are_counted(attack: Attack) -> None:
-    """As many as really go through the model, example by example."""
-    asked: list[int] = []
-    model = Answering(lambda z: (asked.append(len(z)), z)[1]).eval()
-    batch = images()
+    """As many as really go through the model, forwards and backwards."""
+    passes = [0, 0]
+
+    def count(logits: Tensor) -> Tensor:
+        passes[0] += len(logits)
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: passes.__setitem__(1, passes[1] + len(gradient)))
+        return logits
+
     with journal.opened() as notes:
-        attack(model, batch, THREAT, seed=0)
+        attack(Answering(count).eval(), images(), THREAT, seed=0)
     judged = 2 * 6 if isinstance(attack, Ensemble) else 0  # which is no pass of an attack
     calibration = int(isinstance(attack, APGD | FAB | Square | Minimal | Ensemble))
-    assert sum(notes.forwards.values()) == sum(asked) - judged - calibration
+    assert sum(notes.forwards.values()) == passes[0] - judged - calibration
+    assert sum(notes.backwards.values()) == passes[1]
     assert set(notes.forwards) == set(range(6))
 
 
@@ -216,3 +265,28 @@ def test_a_masked_class_changes_nothing(make_linear: MakeLinear, mask: float) ->
             passes.append(notes.forwards)
         assert torch.equal(*results)
         assert passes[0] == passes[1]
+
+
+class Trembling(nn.Module):
+    """Two logits that cross at zero and one far below; in a batch they are not quite what they are alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(48, generator=torch.Generator().manual_seed(1)) / 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = (x.flatten(1) - 0.5) @ self.weight + (8e-6 if len(x) > 1 else -8e-6)
+        return torch.stack([-z, z, torch.full_like(z, -20.0)], 1)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_a_lead_below_the_rounding_of_the_largest_logit_is_none(norm: Any) -> None:
+    """However small the two logits are that it is the difference of."""
+    model = Trembling()
+    x = torch.rand(16, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+    x = x[(x.flatten(1) - 0.5) @ model.weight < -1e-3]
+    batch = Batch(torch.arange(len(x)), x, torch.zeros(len(x), dtype=torch.int64))
+    threat = Threat(norm, {"linf": 1.0, "l2": 4.0, "l1": 40.0}[norm])
+    for attack in (FAB(steps=20, targets=2, keep="nearest", overshoot=1.0001), Minimal(fab_steps=10, steps=10)):
+        points = attack(model, batch, threat, seed=0)
+        assert all(model(point[None]).argmax(1) == 1 for point in points)

@@ -139,6 +139,17 @@ def test_an_l1_step_is_shared_by_the_steepest_coordinates_with_room() -> None:
     assert torch.equal(Threat("l1", 1.0).ahead(blocked, g.abs(), 0.6), blocked)
 
 
+@pytest.mark.parametrize("sparsity", [0.01, 0.5, 1.0])
+def test_an_l1_step_is_no_shorter_where_few_coordinates_are_free(sparsity: float) -> None:
+    """As on a patch, where most of the gradient is masked."""
+    generator = torch.Generator().manual_seed(0)
+    x, g = torch.full((5, 3, 8, 8), 0.5), torch.zeros(5, 3, 8, 8)
+    g[:, :, :2, :2] = torch.randn(5, 3, 2, 2, generator=generator)
+    moved = Threat("l1", 4.0).ahead(x, g, 3.0, sparsity) - x
+    assert torch.allclose(moved.abs().flatten(1).sum(1), torch.full((5,), 3.0))
+    assert (moved * g >= 0).all()
+
+
 def test_random_points_fill_the_ball_uniformly() -> None:
     """The share of points within radius r of a uniform d-ball is r^d; each linf coordinate is uniform."""
     x0 = torch.full((4000, 1, 1, 3), 0.5, dtype=torch.float64)

@@ -327,6 +327,26 @@ def test_a_backward_pass_of_the_models_own_is_kept() -> None:
     assert fooled.all()
 
 
+class OneQuantised(nn.Module):
+    """Of three classes one sees the image rounded."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain, rounded = self.body(x), self.body(StraightThrough.apply(x))
+        return torch.stack([plain[:, 0], rounded[:, 1], plain[:, 2]], 1)
+
+
+def test_a_backward_pass_to_any_class_is_kept() -> None:
+    model, x = OneQuantised(unsettled(sequential())).eval(), torch.rand(2, 3, 12, 12).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    with under_attack(model, x.detach()) as victim:
+        (got,) = torch.autograd.grad(victim(x)[:, 1].sum(), x)
+    assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
 def test_a_model_without_a_way_back_gets_none() -> None:
     model, x = Cut(unsettled(sequential())).eval(), torch.rand(2, 3, 12, 12).requires_grad_()
     with under_attack(model, x.detach()) as victim:

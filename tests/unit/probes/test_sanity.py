@@ -20,7 +20,7 @@ from bastion.measuring.runner import measure
 from bastion.measuring.sanity import CHECKS, warnings
 from bastion.measuring.store import Facts
 from bastion.models import Classifier
-from bastion.probes.sanity import Sanity
+from bastion.probes.sanity import Sanity, probabilities
 from bastion.recipe import Suite
 from bastion.types import Batch, DataSet
 
@@ -133,6 +133,14 @@ def symptoms(model: nn.Module, batch: Batch, threat: Threat = THREAT, **options:
 def test_a_healthy_model_has_no_symptom(batch: Batch, norm: Any, eps: float) -> None:
     scale = {"linf": 1, "l2": 12, "l1": 192}[norm]
     assert symptoms(Colours(), batch, Threat(norm, scale * eps)) == {}
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_coarse_logits_of_many_classes_are_no_probabilities(kind: torch.dtype) -> None:
+    logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).to(kind)
+    grain = torch.finfo(kind).eps
+    assert not probabilities(logits.float(), grain).any()
+    assert probabilities(logits.float().softmax(1).to(kind).float(), grain).all()
 
 
 @pytest.mark.parametrize("classes", [2, 4])
