@@ -336,6 +336,8 @@ def main() -> None:
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")
     chosen = parser.parse_args()
+    if chosen.beside == "torchattacks" and "l1" in chosen.norms:
+        parser.error("torchattacks has no l1; give --norms linf l2")
     torch.set_num_threads(1)
     without_checks()
     if chosen.peak:
