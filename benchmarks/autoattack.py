@@ -81,6 +81,7 @@ class Counted(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model, self.forwards, self.backwards = model, 0, 0
+        self.training = model.training  # torchattacks puts all of the model back into this mode
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(x)

@@ -107,14 +107,14 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
         try:
             copied = prepare(copy.deepcopy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if agree(model, copied, x) and agree(model, copied, x[:1]):
+            if _agree(model, copied, x) and _agree(model, copied, x[:1]):
                 return copied
         except Exception:  # whatever a stranger's model does when it is copied: ask it as it is
             continue
     return model
 
 
-def agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
+def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
     """Are logits and gradients the same? A copy may have lost a backward pass that the model defines by itself."""
     (expected, slope), (got, other_slope) = _with_gradient(model, x), _with_gradient(other, x)
     tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-4
