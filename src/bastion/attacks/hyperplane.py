@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bastion.attacks.threat import Norm, length
+from bastion.attacks.threat import Norm, length, room
 
 NEGLIGIBLE = 1e-8  # a coordinate of the normal this small does not help to reach the plane (l2 and l1)
 
@@ -28,50 +29,45 @@ def to_hyperplane(norm: Norm, x: Tensor, normal: Tensor, offset: Tensor) -> Tens
     x and normal are (B, D), offset (B,). Where the plane does not meet the box, the move to the corner nearest to it.
     """
     excess = (normal * x).sum(1) - offset
-    slope = normal * torch.where(excess < 0, -1.0, 1.0).to(x.dtype)[:, None]  # go down along it, by |excess|
-    weight = slope.abs()
-    if norm != "linf":
-        weight = torch.where(weight > NEGLIGIBLE, weight, 0)
-    room = torch.where(slope > 0, x, 1 - x)
-    moved = {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, room, excess.abs())
-    return -slope.sign() * moved
+    down = normal * torch.where(excess < 0, 1.0, -1.0).to(x.dtype)[:, None]  # the way to the plane, |excess| away
+    weight = down.abs() if norm == "linf" else F.threshold(down.abs(), NEGLIGIBLE, 0.0)
+    moved = {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, room(x, down), excess.abs())
+    return down.sign() * moved
 
 
-def _evenly(weight: Tensor, room: Tensor, need: Tensor) -> Tensor:
+def _evenly(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
     """linf: every coordinate by λ, or as far as it can."""
-    level = _level(weight, room, need)
-    return torch.where(weight > 0, torch.minimum(level, room), 0)
+    return torch.minimum(_level(weight, space, need), space)
 
 
-def _along(weight: Tensor, room: Tensor, need: Tensor) -> Tensor:
+def _along(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
     """l2: every coordinate by λ times its weight, or as far as it can."""
     largest = weight.amax(1, keepdim=True).clamp(min=1e-30)
     weight, need = weight / largest, need / largest[:, 0]  # or the squares of small gradients vanish
-    level = _level(weight.square(), torch.where(weight > 0, room / weight, 0), need)
-    return torch.where(weight > 0, torch.minimum(level * weight, room), 0)  # ∞ · 0 is no number
+    level = _level(weight.square(), space / weight.clamp(min=1e-30), need)
+    return torch.minimum(level * weight, space)
 
 
 def _level(rate: Tensor, cap: Tensor, need: Tensor) -> Tensor:
-    """(B, 1) the smallest λ with Σ rate·min(λ, cap) = need; inf where there is none.
+    """(B, 1) the smallest λ with Σ rate·min(λ, cap) = need; the largest number where there is none.
 
     The sum is concave and piecewise linear in λ, so Newton's steps from 0 climb to the root and end there.
     """
-    level = torch.zeros_like(need)[:, None]
+    level, most, gain = torch.zeros_like(need)[:, None], torch.finfo(need.dtype).max, rate * cap
     while True:
         free = cap > level
-        spent = torch.where(free, 0, rate * cap).sum(1, keepdim=True)
-        slope = torch.where(free, rate, 0).sum(1, keepdim=True)
-        climbed = torch.where(slope > 0, (need[:, None] - spent) / slope, torch.inf)
-        rising = (climbed > level * (1 + 1e-6)) & (level < torch.inf)
+        spent, slope = (gain * ~free).sum(1, keepdim=True), (rate * free).sum(1, keepdim=True)
+        climbed = torch.where(slope > 0, (need[:, None] - spent) / slope, most).clamp(max=most)
+        rising = (climbed > level * (1 + 1e-6)) & (level < most)
         if not rising.any():
             return level
         level = torch.where(rising, climbed, level)
 
 
-def _greedily(weight: Tensor, room: Tensor, need: Tensor) -> Tensor:
+def _greedily(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
     """l1: the coordinates of largest weight as far as they can, the last one by what is left."""
     order = weight.argsort(dim=1, descending=True, stable=True)
-    gain = (weight * room).gather(1, order).double()
+    gain = (weight * space).gather(1, order).double()
     before = gain.cumsum(1) - gain
-    share = ((need[:, None] - before) / gain.clamp(min=1e-300)).clamp(0, 1).to(room.dtype)
-    return torch.zeros_like(room).scatter(1, order, share) * room * (weight > 0)
+    share = ((need[:, None] - before) / gain.clamp(min=1e-300)).clamp(0, 1).to(space.dtype)
+    return torch.zeros_like(space).scatter(1, order, share) * space * (weight > 0)

@@ -60,10 +60,10 @@ class Threat:
             return x + size * steepest(self.norm, gradient)
         flat, pixels = gradient.flatten(1), x.flatten(1)
         slope, order = flat.abs().sort(dim=1, descending=True, stable=True)
-        room = torch.where(flat > 0, 1 - pixels, pixels).gather(1, order)
-        free = ((slope > 0) & (room > 0)).sum(1, keepdim=True)
+        space = room(pixels, flat).gather(1, order)
+        free = ((slope > 0) & (space > 0)).sum(1, keepdim=True)
         most = size / free.clamp(1, max(1, round(sparsity * flat.shape[1])))
-        part = torch.where(slope > 0, torch.minimum(room, most), 0).double()
+        part = torch.where(slope > 0, torch.minimum(space, most), 0).double()
         part = torch.minimum(part, (size - (part.cumsum(1) - part)).clamp(min=0)).to(x.dtype)
         return (pixels + flat.sign() * torch.zeros_like(part).scatter(1, order, part)).view(x.shape)
 
@@ -96,9 +96,16 @@ def steepest(norm: Norm, gradient: Tensor) -> Tensor:
 
 def length(norm: Norm, offset: Tensor) -> Tensor:
     """(B,) length of each offset."""
-    order = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[norm]
-    lengths: Tensor = torch.linalg.vector_norm(offset.flatten(1), order, dim=1)
-    return lengths
+    flat = offset.flatten(1)
+    if norm == "l2":
+        lengths: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        return lengths
+    return flat.abs().amax(1) if norm == "linf" else flat.abs().sum(1)  # many times faster than `vector_norm`
+
+
+def room(x: Tensor, direction: Tensor) -> Tensor:
+    """How far each pixel can go: up to 1 where the direction is positive, down to 0 elsewhere."""
+    return (x - (direction > 0).to(x.dtype)).abs()
 
 
 SHY = 1 - 1e-7  # of a radius, so that rounding does not leave the ball
@@ -134,13 +141,13 @@ def project_l2(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     outside; its first step is the usual rescaling.
     """
     v = (x - x0).double()
-    cap = torch.where(v > 0, 1 - x0, x0).double()  # room in the direction of v
+    cap = room(x0, v).double()
     square, cap_square = v.square(), cap.square()
     t = torch.zeros(len(x), 1, dtype=v.dtype, device=x.device)
     while True:
         free = t * square < cap_square
-        rest = eps**2 - torch.where(free, 0, cap_square).sum(1, keepdim=True)
-        climbed = (rest / torch.where(free, square, 0).sum(1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
+        rest = eps**2 - (cap_square * ~free).sum(1, keepdim=True)
+        climbed = (rest / (square * free).sum(1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
         rising = climbed > t * (1 + 1e-12)
         if not rising.any():
             break
@@ -155,7 +162,7 @@ def project_l1(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     is wanted is where it crosses eps. In float64: in float32 the sum of thousands of pieces overshoots the radius.
     """
     v = (x - x0).double()
-    cap = torch.where(v > 0, 1 - x0, x0).double()
+    cap = room(x0, v).double()
     size = v.abs()
     z = torch.minimum(size, cap)
     radius = torch.as_tensor(eps, dtype=v.dtype, device=v.device).expand(len(v), 1)
