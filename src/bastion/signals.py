@@ -1,12 +1,13 @@
-"""SIGINT and SIGTERM as a request that is honoured at the next safe point."""
+"""SIGINT and SIGTERM as a request that is honoured at the next safe point; processes that end with their parent."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import parent_process, resource_tracker
 from types import FrameType
 
 
@@ -56,3 +57,16 @@ def deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_parent() -> None:
+    """From here on this process ends as soon as its parent is gone, even one that was killed and could not say so."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)  # what a block has written is whole or absent
+
+    threading.Thread(target=follow, daemon=True).start()

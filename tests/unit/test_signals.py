@@ -5,8 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +53,29 @@ def test_an_interruption_while_processes_start_is_not_lost() -> None:
         with deaf_children():
             os.kill(os.getpid(), signal.SIGINT)
         assert stop
+
+
+PARENT = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from bastion.signals import end_with_parent
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for the process in /proc")
+def test_a_worker_that_waits_for_work_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while (path := Path(f"/proc/{worker}/stat")).exists() and path.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the worker still waits"
+        time.sleep(0.05)

@@ -45,7 +45,7 @@ from bastion.probes import probes
 from bastion.progress import Advance, bar
 from bastion.recipe import Suite, load_suite
 from bastion.run import create_run, environment
-from bastion.signals import StopRequest, deaf_children, stoppable
+from bastion.signals import StopRequest, deaf_children, end_with_parent, stoppable
 from bastion.types import DataSet, Probe, Split
 
 Task = tuple[str, range]  # a probe's label and a block of examples
@@ -174,6 +174,7 @@ _worker: Worker | BastionError  # one per worker process; why it could not start
 
 def _start(plan: Plan) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    end_with_parent()
     torch.set_num_threads(1)
     global _worker
     try:
