@@ -18,9 +18,9 @@ class Interrupted(BastionError):
         self.signal = signal
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` if something near `word` is known, else the whole list if it is short."""
-    names = sorted(known)
+    word, names = str(word), sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6) or [name for name in names if word.startswith(name)]
     if near:
         return f"; did you mean '{near[0]}'?"

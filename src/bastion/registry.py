@@ -101,8 +101,8 @@ class Registry(Generic[T]):
         factory, arguments, last = self._bind(spec, path, given)
         try:
             return self._finish(factory(**arguments, **given), **last)
-        except ValueError as error:  # a factory's own word on a value
-            raise BastionError(f"{path or self.kind}: {error}") from error
+        except (BastionError, ValueError) as error:  # a factory's own word on a value
+            raise _placed(error, path or self.kind) from error
 
     def _bind(
         self, spec: Any, path: str, given: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Registry(Generic[T]):
         if isinstance(spec, str):
             spec = {"name": spec}
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            raise BastionError(f"{path or self.kind}: expected a {self.kind} as {{name: …}}, got {spec!r}")
+            raise BastionError(f"{path or self.kind}: expected one {self.kind} as {{name: …}}, got {spec!r}")
         factory = self.factory(spec["name"], path)
         values = {key: value for key, value in spec.items() if key != "name"}
         last = _named(self._finish)
@@ -153,7 +153,13 @@ def _import_file(path: Path, name: str) -> None:
         raise BastionError(f"{path}: cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BastionError:
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise BastionError(f"{path}: the plug-in cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _as_made(product: T, /) -> T:
@@ -229,17 +235,36 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if isinstance(option, type) and dataclasses.is_dataclass(option) and isinstance(value, Mapping):
             try:
                 return option(**bind(option, value, path))
-            except ValueError as error:
-                raise BastionError(f"{path}: {error}") from error
+            except (BastionError, ValueError) as error:
+                raise _placed(error, path) from error
         if isinstance(option, type) and dataclasses.is_dataclass(option) and not isinstance(value, option | None):
             fields = ", ".join(field.name for field in dataclasses.fields(option))
             raise BastionError(f"{path}: expected the keys {fields}, got {value!r}")
+    _check_plain(hint, value, path)
     try:
         config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
         return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise BastionError(f"{path}: {message[:1].lower()}{message[1:]}, got {value!r}") from error
+
+
+def _check_plain(hint: Any, value: Any, path: str) -> None:
+    """A number is no yes or no, and a text is neither, though some words could be read so."""
+    kinds = [each for each in _options(hint) if each is not types.NoneType]
+    if not all(each in (int, float, bool) for each in kinds):
+        return
+    if isinstance(value, str) or isinstance(value, bool) != (bool in kinds):
+        expected = "true or false" if bool in kinds else "a number"
+        raise BastionError(f"{path}: expected {expected}, got {value!r}")
+
+
+def _placed(error: Exception, path: str) -> BastionError:
+    """The error with the place in the recipe or suite that it is about."""
+    text, last = str(error), path.rpartition(".")[2]
+    if text.startswith(path):
+        return BastionError(text)
+    return BastionError(path + text.removeprefix(last) if text.startswith(f"{last}.") else f"{path}: {text}")
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

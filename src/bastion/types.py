@@ -48,8 +48,13 @@ class Batch(NamedTuple):
                 f"{where}: images must be float32 or float64 of shape (B, C, H, W), got {self.x.dtype} "
                 f"{tuple(self.x.shape)}; for uint8 images divide by 255 first, half precision is too coarse for eps"
             )
-        if len(self.index) != b or len(self.y) != b:
-            raise BastionError(f"{where}: {b} images but {len(self.index)} indices and {len(self.y)} labels")
+        if self.index.shape != (b,) or self.index.is_floating_point():
+            raise BastionError(
+                f"{where}: index must be the examples' numbers, integers of shape ({b},), got {self.index.dtype} "
+                f"{tuple(self.index.shape)}"
+            )
+        if self.y.ndim == 0 or len(self.y) != b:
+            raise BastionError(f"{where}: {b} images, but labels of shape {tuple(self.y.shape)}")
         if b == 0:
             return self
         low, high = self.x.min().item(), self.x.max().item()
@@ -73,6 +78,8 @@ class Batch(NamedTuple):
                 f"{where}: labels must be integers of shape ({b},), or soft labels, floating-point numbers of shape "
                 f"({b}, {num_classes or 'classes'}), got {self.y.dtype} {tuple(self.y.shape)}"
             )
+        if not ((self.y >= 0).all() and torch.allclose(self.y.sum(1), self.y.new_ones(()), atol=1e-3)):
+            raise BastionError(f"{where}: soft labels must be shares of the classes, >= 0 and with the sum 1")
         return self
 
 

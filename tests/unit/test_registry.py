@@ -6,12 +6,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bastion import BastionError, Threat
 from bastion.attacks import Attack
 from bastion.attacks.pgd import PGD
+from bastion.probes import probes
 from bastion.registry import Registry
 
 
@@ -54,7 +56,7 @@ def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Regi
         ({"name": "thin"}, r"here.name: unknown thing 'thin'; did you mean 'thing'\?"),
         ({"name": "thing"}, "here.size: missing"),
         ({"name": "thing", "size": 1, "raito": 2}, r"here.raito: unknown key; did you mean 'ratio'\?"),
-        ({"name": "thing", "size": "a"}, "here.size: input should be a valid integer.*got 'a'"),
+        ({"name": "thing", "size": "a"}, "here.size: expected a number, got 'a'"),
         (
             {"name": "thing", "size": 1, "threat": {"norm": "l2", "esp": 1}},
             "here.threat.esp: unknown key; did you mean 'eps'",
@@ -68,7 +70,7 @@ def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Regi
             "here.attack.stps: unknown key; did you mean 'steps'",
         ),
         ({"name": "positive", "value": -1}, "here: value must be positive, got -1.0"),
-        (7, "here: expected a thing as {name: …}, got 7"),
+        (7, "here: expected one thing as {name: …}, got 7"),
     ],
 )
 def test_mistakes_are_named_with_their_path(things: Registry[object], spec: object, message: str) -> None:
@@ -137,3 +139,30 @@ def test_a_plug_in_folder_that_is_not_there_is_an_error(
     monkeypatch.setenv("BASTION_PLUGINS", "/nowhere")
     with pytest.raises(BastionError, match="BASTION_PLUGINS: /nowhere is not a folder"):
         things.names()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"threat": {"norm": "linf", "eps": True}}, "p.threat.eps: expected a number, got True"),
+        ({"threat": {"norm": "linf", "eps": "8/255"}}, "p.threat.eps: expected a number, got '8/255'"),
+        ({"threat": {"norm": "linf", "eps": 8}}, "p.threat.eps: pixels are in"),
+        ({"attack": {"name": "pgd", "steps": "10"}}, "p.attack.steps: expected a number, got '10'"),
+        ({"attack": {"name": "pgd", "steps": -1}}, "p.attack: pgd: need steps"),
+        ({"attack": {"name": "pgd", "random_start": "no"}}, "p.attack.random_start: expected true or false, got 'no'"),
+        ({"attack": {"name": "pgd", "random_start": 1}}, "p.attack.random_start: expected true or false, got 1"),
+        ({"attack": {"name": "pgd", 3: 4}}, "p.attack.3: unknown key"),
+    ],
+)
+def test_values_of_another_kind_are_refused_where_they_stand(values: dict[str, Any], message: str) -> None:
+    spec = {"name": "adversarial", "threat": {"norm": "linf", "eps": 0.1}, "attack": "pgd", **values}
+    with pytest.raises(BastionError, match=message):
+        probes.build(spec, "p")
+
+
+def test_a_plug_in_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attacks").mkdir()
+    (tmp_path / "attacks" / "broken.py").write_text("def broken(:\n")
+    monkeypatch.setenv("BASTION_PLUGINS", str(tmp_path))
+    with pytest.raises(BastionError, match=r"broken.py: the plug-in cannot be imported: SyntaxError"):
+        Registry("attack", "bastion.attacks", type("Product", (), {})).names()

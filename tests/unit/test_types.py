@@ -35,7 +35,13 @@ def _with(value: float) -> torch.Tensor:
         (Batch(I, X, Y - 1), "labels must be integers from 0 to 2"),
         (Batch(I, X, Y.float()), "labels must be integers from 0 to 2, got torch.float32"),
         (Batch(I, X, torch.rand(4, 5)), r"soft labels, .* of shape \(4, 3\), got torch.float32 \(4, 5\)"),
-        (Batch(I, X, Y[:3]), "4 images but 4 indices and 3 labels"),
+        (Batch(I, X, Y[:3]), "4 images, but labels of shape"),
+        (Batch(I, X, Y[0]), "4 images, but labels of shape"),
+        (Batch(I[:, None], X, Y), r"integers of shape \(4,\), got torch.int64 \(4, 1\)"),
+        (Batch(I.float(), X, Y), "got torch.float32"),
+        (Batch(I, X, 2 * torch.eye(3)[Y]), "soft labels must be shares of the classes"),
+        (Batch(I, X, torch.full((4, 3), math.nan)), "soft labels must be shares of the classes"),
+        (Batch(I, X, torch.tensor([[2.0, -1.0, 0.0]]).expand(4, 3)), "soft labels must be shares of the classes"),
     ],
 )
 def test_bad_batches_are_refused(batch: Batch, message: str) -> None:

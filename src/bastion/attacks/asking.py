@@ -13,6 +13,8 @@ from bastion.types import Batch
 
 def ready(model: nn.Module, batch: Batch, where: str) -> Batch:
     """The batch, cut off from any graph, if the model can be attacked on it."""
+    if not isinstance(model, nn.Module):
+        raise BastionError(f"{where}: the model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
     if torch.is_inference_mode_enabled():
         raise BastionError(f"{where}: no attacks inside torch.inference_mode(), where all gradients are zero; leave it")
     batch = Batch(*(part.clone() if part.is_inference() else part.detach() for part in batch))

@@ -55,9 +55,8 @@ class Ensemble:
 
     def _report(self, number: int, fooled: list[int]) -> None:
         journal.fooled(fooled, number)
-        sighted = any(not isinstance(member, Square) for member in self.members[:number])
-        if isinstance(self.members[number], Square) and sighted:
-            journal.note("square-beats-white-box", fooled)
+        if isinstance(self.members[number], Square) and number > 0:
+            journal.note("square-beats-white-box", journal.sighted(fooled))
 
 
 def described(attack: Attack) -> str:

@@ -25,6 +25,22 @@ class Journal:
     fooled_by: dict[int, int] = field(default_factory=dict)  # number of the ensemble's member that did it
     # Codes and the examples that show them, None: all. `measuring/sanity.py` has their texts.
     notices: dict[str, set[int] | None] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)  # codes that were looked for
+
+    def told(self, index: Tensor, fooled: Tensor, inside: Tensor) -> dict[str, Tensor]:
+        """What a probe stores of it, example by example, given whom the attack fooled and what was in its budget."""
+        examples = index.tolist()
+        columns = {
+            "forwards": torch.tensor([self.forwards[each] for each in examples]),
+            "backwards": torch.tensor([self.backwards[each] for each in examples]),
+            "warning.out-of-budget": ~inside.cpu(),
+        }
+        for code in sorted(self.checked):
+            shown = self.notices.get(code, set())
+            columns[f"warning.{code}"] = torch.tensor([shown is None or each in shown for each in examples])
+        if "blind-start" in self.checked:
+            columns["warning.blind-start"] &= ~fooled.cpu()  # another run was not blind, or lucky
+        return columns
 
 
 _open: ContextVar[Journal | None] = ContextVar("journal", default=None)
@@ -46,8 +62,11 @@ def is_open() -> bool:
 
 
 def note(code: str, index: Sequence[int] | None = None) -> None:
-    """A doubt about the attack's result: on these examples, or on all of them."""
-    if (journal := _open.get()) is None or (index is not None and len(index) == 0):
+    """A doubt about the attack's result: on these examples, or on all of them. On none: it was looked for."""
+    if (journal := _open.get()) is None:
+        return
+    journal.checked.add(code)
+    if index is not None and len(index) == 0:
         return
     noted = journal.notices.setdefault(code, set())
     journal.notices[code] = None if index is None or noted is None else noted | set(index)
@@ -59,6 +78,12 @@ def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> No
         for taken, counts in ((journal.forwards, forwards), (journal.backwards, backwards)):
             for example, count in zip(index.tolist(), torch.as_tensor(counts).expand(len(index)).tolist(), strict=True):
                 taken[example] += count
+
+
+def sighted(index: Sequence[int]) -> list[int]:
+    """Those of the examples for which a gradient was taken so far."""
+    journal = _open.get()
+    return [each for each in index if journal is not None and journal.backwards[each] > 0]
 
 
 def fooled(index: Sequence[int], member: int) -> None:

@@ -67,10 +67,11 @@ TARGETED: dict[LossName, TargetedLoss] = {"ce": targeted_ce, "margin": targeted_
 
 def fitting(loss: LossName, classes: int, *, targeted: bool) -> LossName:
     """The loss itself, or the margin where DLR has too few classes to rank; the journal says so."""
-    if loss == "dlr" and classes < (4 if targeted else 3):
-        journal.note("few-classes")
-        return "margin"
-    return loss
+    if loss != "dlr":
+        return loss
+    few = classes < (4 if targeted else 3)
+    journal.note("few-classes", None if few else ())
+    return "margin" if few else loss
 
 
 def likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:

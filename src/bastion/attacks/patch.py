@@ -143,7 +143,10 @@ class Grid:
 
     @classmethod
     def of(cls, x: Tensor, size: int) -> Grid:
-        return cls(x.shape[2], x.shape[3], size)
+        height, width = x.shape[2:]
+        if size > max(height, width):
+            raise BastionError(f"patches of {size}×{size} pixels are larger than the image of {height}×{width}")
+        return cls(height, width, size)
 
     @property
     def shape(self) -> tuple[int, int]:

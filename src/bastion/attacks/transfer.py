@@ -94,6 +94,8 @@ class Transferable:
 
     def _mask(self, batch: Batch, seed: int, step: int) -> Tensor:
         """(B, 1, H, W) bool: the patches that this step sees."""
+        if self.seen == 1:
+            return torch.ones_like(batch.x[:, :1], dtype=torch.bool)
         grid = Grid.of(batch.x, self.size)
         order = rng.uniform(seed, batch.index, rng.key("patchout", step), (grid.count,), dtype=torch.float64).argsort(1)
         return grid.mask(order[:, : max(1, round(self.seen * grid.count))])
@@ -156,7 +158,7 @@ def constant_attention() -> Iterator[None]:
     if not mode.met:
         raise BastionError(
             "pna: the model ran no softmax over a 4-D tensor and no fused attention, so there is no attention to pay "
-            "none to; take constant_attention=false or another model"
+            "none to; take another attack (transferable has constant_attention: false), or another model"
         )
 
 

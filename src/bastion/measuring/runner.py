@@ -92,6 +92,8 @@ def measure(
     n = _count(data_set, split, limit, {"block": block, "batch": batch, "workers": workers, "keep": keep})
     check_fit(network, data_set)
     subject = identify(network, data_set, split)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BastionError(f"seed: must be a whole number, got {seed!r}")
     home = create_run(home_of(source, folder), seed)
     check_home(home, subject["weights"])
     identity = {**subject, "seed": seed, "block": block, "batch": batch or block}
@@ -262,7 +264,10 @@ def _count(data: DataSet, split: str, limit: int | None, sizes: Mapping[str, int
     if split not in ("train", "val", "test"):
         raise BastionError(f"split: expected train, val or test, got '{split}'")
     for name, size in {**sizes, "limit": limit}.items():
-        if size is not None and size < (0 if name == "keep" else 1):
-            raise BastionError(f"{name}: must be at least 1, got {size}")
+        least = 0 if name == "keep" else 1
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < least):
+            raise BastionError(f"{name}: must be a whole number of at least {least}, got {size!r}")
     available = len(getattr(data, split))
-    return min(limit or available, available)
+    if limit is not None and limit > available:
+        raise BastionError(f"limit: the {split} split of {data.name} has {available} examples, got {limit}")
+    return available if limit is None else limit

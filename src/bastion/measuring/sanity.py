@@ -83,6 +83,10 @@ CHECKS: dict[str, Check] = {
         "nobody proves nothing. Look for saturated logits (loss=margin or loss=dlr), rounding, thresholds or detach(); "
         "attack without gradients, or through a smooth stand-in (BPDA)."
     ),
+    "out-of-budget": Check(
+        "The attack returned points outside the threat's set, or NaN: they do not count, and that these examples "
+        "survive proves nothing. Let the attack project its points with `threat.project`."
+    ),
     "few-classes": Check(
         "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss took its "
         "place. Say so where the number stands beside others of AutoAttack."

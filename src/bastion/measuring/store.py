@@ -118,7 +118,7 @@ class Facts:
     def stages(self, label: str) -> dict[str, Estimate]:
         """Of a probe whose attack is an ensemble: accuracy after each of its members."""
         members: list[str] = self.about.get("members", {}).get(label, [])
-        if not members:
+        if not members or not {f"{label}/fooled_by", f"{label}/{CORRECT}"} <= self.columns.keys():
             return {}
         by = self.columns[f"{label}/fooled_by"]
         right = self.correct(label) | (by >= 0)  # before the first of them
@@ -142,14 +142,25 @@ class Facts:
         for label, accuracy in self.accuracies().items():
             lines.append((label, accuracy))
             lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
-        width = max([16, *(len(label) for label, _ in lines)])
+        width = max([16, *(len(label) for label, _ in lines), *map(len, self._distortions())])
         rows = [
             f"{label:<{width}} {100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
             for label, e in lines
         ]
+        rows += [f"{label:<{width}} {text}" for label, text in self._distortions().items()]
         about = self.about
         head = f"{about['model']} on {about['data']['name']} ({about['split']}), suite {about['suite']}"
         return "\n".join([head, *rows, *self._doubts()])
+
+    def _distortions(self) -> dict[str, str]:
+        """Of probes that tell no accuracy, only how far the nearest fooling point of each example is."""
+        told = {}
+        for label in self.labels:
+            if f"{label}/distance" in self.columns and f"{label}/{CORRECT}" not in self.columns:
+                distance = self.columns[f"{label}/distance"]
+                rest = int(np.isinf(distance).sum())
+                told[label] = f"median distance {np.median(distance):.4g}, {rest} not fooled   n = {len(distance)}"
+        return told
 
     def _doubts(self) -> list[str]:
         if self.checks and not self.warnings():

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng, storage
+from bastion.attacks.asking import logits_of
+from bastion.attacks.losses import input_gradient
+from bastion.attacks.victim import frozen
 from bastion.errors import BastionError
 from bastion.models import Classifier, checkpoint
 from bastion.models.classifier import in_mode
@@ -63,11 +66,33 @@ def _check_logits(model: nn.Module, data: DataSet) -> None:
 
 def _answer(model: nn.Module, data: DataSet) -> Tensor:
     """Logits of two images that are always the same."""
-    images = rng.uniform(0, torch.arange(2), "identity", data.shape).to(device_of(model))
     with torch.no_grad(), in_mode(model, training=False), rng.preserved(), one_thread():
         rng.reseed("identity")
-        logits: Tensor = model(images).cpu()
-    return logits
+        return logits_of(model, _images(model, data)).cpu()
+
+
+def _slope(model: nn.Module, data: DataSet) -> Tensor:
+    """(2, 4) the slope of the largest logit at these images along four directions; zero where there is no way back."""
+    images = _images(model, data).requires_grad_()
+    with torch.enable_grad(), in_mode(model, training=False), rng.preserved(), one_thread(), frozen(model):
+        rng.reseed("identity")
+        try:
+            gradient = input_gradient(logits_of(model, images).amax(1), images)
+        except RuntimeError:  # a model that cannot be differentiated may still be asked
+            gradient = torch.zeros_like(images)
+    ways = rng.signs(0, torch.arange(4), "identity", data.shape).flatten(1)
+    return gradient.flatten(1).cpu().double() @ ways.T.double()
+
+
+def _images(model: nn.Module, data: DataSet) -> Tensor:
+    return rng.uniform(0, torch.arange(2), "identity", data.shape).to(device_of(model))
+
+
+def _coarse(values: Tensor, digits: int) -> list[Any]:
+    """So many digits of the largest, and the others in units of its last: no rounding of another batch or machine."""
+    values = values.double().nan_to_num()
+    largest = values.abs().max().clamp(min=1e-30)
+    return [f"{largest.item():.{digits}g}", (values / largest * 10**digits).round().tolist()]
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -77,14 +102,14 @@ def device_of(model: nn.Module) -> torch.device:
 def identify(model: nn.Module, data: DataSet, split: str) -> dict[str, Any]:
     """What facts depend on, besides the probe, the seed and how examples are cut.
 
-    Weights alone do not make a model: its text and its answer to fixed images tell others with the same weights apart.
+    Weights alone do not make a model: its text, and its answer to fixed images with the way back to them, tell others
+    with the same weights apart.
     """
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # where a function lies in memory is no part of the model
-    answer = _answer(model, data).double()
-    rounded = (answer / answer.abs().max().clamp(min=1e-30) * 1e3).nan_to_num().round().tolist()
+    shown = [_coarse(_answer(model, data), 3), _coarse(_slope(model, data), 2)]
     return {
         "weights": checkpoint.digest(model),
-        "network": storage.fingerprint([text, rounded]),
+        "network": storage.fingerprint([text, shown]),
         "device": device_of(model).type,
         "data": {"name": data.name, "fingerprint": data.fingerprint},
         "split": split,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks import Attack, Threat
+from bastion.attacks import Attack, Threat, journal
 from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
 from bastion.attacks.threat import Norm
@@ -30,11 +30,14 @@ class Distortion:
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         size = math.prod(batch.x.shape[1:])
         box = Threat(self.norm, {"linf": 1.0, "l2": math.sqrt(size), "l1": float(size)}[self.norm])
-        verdict = judge(model, batch, self.attack, box, seed=seed)
+        with journal.opened() as notes:
+            verdict = judge(model, batch, self.attack, box, seed=seed)
         distance = torch.where(verdict.fooled, box.distance(batch.x, verdict.x), torch.inf)
         return {
             "distance": torch.where(verdict.clean, distance, 0).float(),
             "prediction": verdict.prediction,
+            "before": verdict.before,
+            **notes.told(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
         }

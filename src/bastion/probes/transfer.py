@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bastion import storage
-from bastion.attacks import Attack, Threat
+from bastion.attacks import Attack, Threat, journal
+from bastion.attacks.asking import logits_of
+from bastion.attacks.judge import proposed
 from bastion.attacks.losses import misclassified
 from bastion.errors import BastionError
 from bastion.models import Classifier, checkpoint
@@ -38,10 +40,11 @@ class Transfer:
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         source = _source(self.source, self.identity, tuple(batch.x.shape[1:]), batch.x.device)
-        x = self.attack(source, batch, self.threat, seed=seed).to(batch.x.dtype)
+        with journal.opened() as notes:
+            x = proposed(source, batch, self.attack, self.threat, seed=seed)
         inside = self.threat.contains(batch.x, x)
         with torch.no_grad():
-            clean, logits, answer = model(batch.x.clone()), model(x.clone()), source(x.clone())
+            clean, logits, answer = logits_of(model, batch.x), logits_of(model, x), logits_of(source, x)
         if answer.shape != logits.shape:
             raise BastionError(
                 f"probe transfer: source {self.source} has {answer.shape[1]} classes, the model that is measured "
@@ -49,12 +52,15 @@ class Transfer:
             )
         right = ~misclassified(clean, batch.y)
         fooled = right & inside & misclassified(logits, batch.y)
+        source_fooled = inside & misclassified(answer, batch.y)
         return {
             "correct": right & ~fooled,
             "in_budget": inside,
-            "source_fooled": inside & misclassified(answer, batch.y),
+            "source_fooled": source_fooled,
             "distance": torch.where(fooled, self.threat.distance(batch.x, x), torch.nan).float(),
             "prediction": logits.argmax(1),
+            "before": clean.argmax(1),
+            **notes.told(batch.index, source_fooled, inside),
             "clean": batch.x,
             "adversarial": x,
         }

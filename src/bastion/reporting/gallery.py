@@ -13,10 +13,10 @@ from PIL import Image
 
 from bastion.errors import BastionError
 from bastion.measuring.store import Column, Facts, read_pictures
-from bastion.reporting.tables import Subject, attacked, eps_text, threat_text
+from bastion.reporting.tables import Subject, eps_text, threat_text
 
 EXAMPLES = 8
-_FACTS = ("correct", "distance", "in_budget", "label", "prediction")
+_FACTS = ("before", "in_budget", "label", "prediction")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def galleries(subject: Subject) -> list[Gallery]:
     found: dict[str, Gallery] = {}
     for facts in subject.measurements:
         for label, folder in facts.about["probes"].items():
-            if folder in found or not attacked(facts, label):
+            if folder in found or not {f"{label}/{name}" for name in _FACTS} <= facts.columns.keys():
                 continue
             if pictures := read_pictures(subject.run, facts, label):
                 found[folder] = _gallery(facts, label, pictures)
@@ -59,7 +59,6 @@ def _gallery(facts: Facts, label: str, pictures: Mapping[str, Column]) -> Galler
     position = {number: row for row, number in enumerate(facts.columns[f"{label}/index"].tolist())}
     rows = [position[number] for number in pictures["index"].tolist()]
     fact = {name: facts.columns[f"{label}/{name}"][rows] for name in _FACTS}
-    fact["before"] = clean_predictions(fact)
     threat = facts.about.get("threats", {}).get(label)
     chosen = choose(fact["before"] == fact["label"])
     scale, scale_text = _scale(threat, adversarial[chosen] - clean[chosen])
@@ -68,16 +67,6 @@ def _gallery(facts: Facts, label: str, pictures: Mapping[str, Column]) -> Galler
         for row in chosen
     ]
     return Gallery(label, threat_text(facts.about, label), scale_text, examples)
-
-
-def clean_predictions(fact: Mapping[str, Column]) -> Column:
-    """What the model said before the attack, read off the attack's own facts.
-
-    A clean mistake is not attacked, so that its prediction is still the clean one; all others were right.
-    """
-    alive = fact["correct"] | np.isfinite(fact["distance"])
-    predictions: Column = np.where(alive, fact["label"], fact["prediction"])
-    return predictions
 
 
 def choose(right: Column) -> list[int]:

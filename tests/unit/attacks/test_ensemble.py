@@ -17,6 +17,7 @@ from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import AutoAttack, Ensemble, Version
 from bastion.attacks.fab import FAB
 from bastion.attacks.losses import margin, misclassified
+from bastion.attacks.patch import PatchNoise
 from bastion.attacks.square import Square
 from bastion.attacks.threat import Norm
 from bastion.types import Attack, Batch
@@ -138,6 +139,9 @@ def test_a_blind_search_that_finds_more_than_gradients_is_noticed() -> None:
     assert notes.fooled_by == dict.fromkeys((20, 21, 22, 24), 1)
     with journal.opened() as notes:  # first, it beats nobody
         Ensemble(members=(squares, gradients))(Masked(), batch, threat, seed=0)
+    assert "square-beats-white-box" not in notes.notices
+    with journal.opened() as notes:  # noise sees no gradient: there is no white box to beat
+        Ensemble(members=(PatchNoise(size=1), squares))(Masked(), batch, threat, seed=0)
     assert "square-beats-white-box" not in notes.notices
 
 

@@ -243,3 +243,10 @@ def test_bad_settings_are_refused(spec: dict[str, object], message: str) -> None
 def test_an_attack_is_its_own_record() -> None:
     for attack in ATTACKS:
         assert eval(repr(attack)) == attack
+
+
+@pytest.mark.parametrize("name", ["patch-pgd", "patch-noise", "patch-occlusion", "patchout"])
+def test_a_patch_larger_than_the_image_is_refused(make_linear: MakeLinear, name: str) -> None:
+    model, batch = make_linear(n=2)
+    with pytest.raises(BastionError, match=r"patches of 1000×1000 pixels are larger than the image of"):
+        attacks.build({"name": name, "size": 1000})(model, batch, Threat("linf", 0.1), seed=0)

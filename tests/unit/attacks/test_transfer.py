@@ -374,9 +374,12 @@ def test_sources_that_do_not_fit_are_refused(tmp_path: Path, tiny_model: Classif
 
 def test_it_is_measured_like_any_probe(tmp_path: Path, tiny_data: DataSet) -> None:
     source, target = _save(tmp_path / "a"), _save(tmp_path / "b", seed=1)
-    spec = {"name": "transfer", "source": source, "threat": {"norm": "linf", "eps": 0.1}, "attack": {"name": "fgsm"}}
+    attack = {"name": "ensemble", "members": ["fgsm", {"name": "apgd-dlr", "steps": 2}]}
+    spec = {"name": "transfer", "source": source, "threat": {"norm": "linf", "eps": 0.1}, "attack": attack}
     suite = Suite.model_validate({"probes": {"clean": {"name": "accuracy"}, "moved": spec}})
     facts = bastion.measure(target, tiny_data, suite, folder=tmp_path / "run")
+    assert "moved" in facts.table()
+    assert {f"moved/{name}" for name in ("warning.blind-start", "backwards", "before")} <= facts.columns.keys()
     assert (facts.correct("moved") <= facts.correct("clean")).all()
     assert facts.columns["moved/source_fooled"].dtype == bool
     assert facts.about["threats"]["moved"] == {"norm": "linf", "eps": 0.1}

@@ -173,7 +173,7 @@ def test_a_stochastic_model_gives_the_same_facts_twice(ask: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": 0}, "limit: must be at least 1, got 0"),
+        ({"limit": 0}, "limit: must be a whole number of at least 1, got 0"),
         ({"split": "tset"}, "expected train, val or test, got 'tset'"),
         ({"data": "cifar10-mini"}, "the model has 3 classes, cifar10-mini has 10"),
         ({"data": "cifar11"}, "unknown data set 'cifar11'; did you mean 'cifar10'"),
@@ -293,7 +293,7 @@ def test_networks_that_give_no_logits_are_refused(ask: Any, network: nn.Module, 
 
 @pytest.mark.parametrize("option", [{"block": 0}, {"batch": -1}, {"workers": 0}])
 def test_sizes_below_one_are_refused(ask: Any, option: dict[str, int]) -> None:
-    with pytest.raises(BastionError, match="must be at least 1"):
+    with pytest.raises(BastionError, match="must be a whole number of at least 1"):
         ask(**option)
 
 
@@ -321,3 +321,56 @@ def test_pictures_know_their_examples(ask: Any, tmp_path: Path, tiny_data: DataS
     pictures = read_pictures(open_run(tmp_path / "run"), facts, "pgd")
     assert pictures["index"].tolist() == [0, 1, 2, 3, *range(8, 16)]
     assert np.array_equal(pictures["clean"], tiny_data.test.batch(pictures["index"].tolist()).x.numpy())
+
+
+class Wrapped(nn.Module):
+    """Two networks with the same weights and text, and nearly the same answers."""
+
+    def __init__(self, network: nn.Module, *, scale: float = 1.0, levels: int = 0, straight: bool = False) -> None:
+        super().__init__()
+        self.network, self.scale, self.levels, self.straight = network, scale, levels, straight
+
+    def forward(self, x: Tensor) -> Tensor:
+        rounded = (self.levels * x).round() / self.levels if self.levels else x
+        return self.scale * self.network(x + (rounded - x).detach() if self.straight else rounded)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"levels": 16}, {"levels": 16, "straight": True}),  # only the way back differs
+        ({}, {"levels": 4000}),
+        ({}, {"scale": 1e5}),
+    ],
+)
+def test_models_that_differ_in_their_gradients_alone_do_not_share_facts(
+    ask: Any, tiny_model: Classifier, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    for settings in (one, other, one):
+        ask(model=Wrapped(tiny_model, **settings), limit=8)
+    assert len(_files(tmp_path)) == 4  # two models, two probes
+
+
+def test_more_examples_than_there_are_is_no_number_to_measure(ask: Any) -> None:
+    with pytest.raises(BastionError, match="limit: the test split of .* has 40 examples, got 41"):
+        ask(limit=41)
+    for wrong in ({"limit": 1.5}, {"limit": True}, {"block": "8"}, {"seed": "a"}, {"seed": None}):
+        with pytest.raises(BastionError, match=f"{next(iter(wrong))}: must be a whole number"):
+            ask(**wrong)
+
+
+def test_only_checks_that_were_made_are_counted(ask: Any) -> None:
+    """PGD looks for blind starts and points outside; nobody asked about Square or DLR."""
+    facts = ask(limit=8)
+    checks = sorted(name for name in facts.columns if "/warning." in name)
+    assert checks == ["pgd/warning.blind-start", "pgd/warning.out-of-budget"]
+    assert facts.checks == 2
+
+
+def test_a_suite_of_distances_has_a_row_for_them(ask: Any) -> None:
+    attack = {"name": "minimal", "fab_steps": 5, "bisections": 1, "steps": 2}
+    suite = Suite.model_validate({"probes": {"far": {"name": "distortion", "norm": "l2", "attack": attack}}})
+    facts = ask(suite=suite, limit=8)
+    distance = facts.columns["far/distance"]
+    assert f"median distance {np.median(distance):.4g}, {np.isinf(distance).sum()} not fooled   n = 8" in facts.table()
+    assert facts.columns["far/forwards"].max() > 5

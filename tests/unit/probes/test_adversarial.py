@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
-from bastion import Threat
+from bastion import BastionError, Threat
 from bastion.attacks import journal
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.pgd import PGD
 from bastion.probes.accuracy import Accuracy
 from bastion.probes.adversarial import Adversarial
+from bastion.probes.distortion import Distortion
 from bastion.types import Batch
 
 THREAT = Threat("linf", 0.02)
@@ -49,6 +52,7 @@ def test_a_success_outside_the_budget_is_a_survivor() -> None:
     facts = Adversarial(THREAT, Offer(by=0.05))(Bright(), BATCH, seed=0)
     assert facts["correct"].tolist() == [True, True, False]  # the last was wrong to begin with
     assert facts["in_budget"].tolist() == [False, False, True]
+    assert facts["warning.out-of-budget"].tolist() == [True, True, False]
 
 
 def test_a_success_inside_the_budget_counts() -> None:
@@ -62,6 +66,34 @@ def test_a_success_inside_the_budget_counts() -> None:
 @pytest.mark.parametrize("by", [float("nan"), 10.0, -10.0])
 def test_nonsense_from_an_attack_fools_nobody(by: float) -> None:
     assert Adversarial(THREAT, Offer(by))(Bright(), BATCH, seed=0)["correct"].tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda x: x[:1], r"a tensor of shape \(2, 1, 4, 4\), got shape \(1, 1, 4, 4\)"),
+        (lambda x: x[:, 0], r"got shape \(2, 4, 4\)"),
+        (lambda x: None, "got NoneType"),
+    ],
+)
+def test_an_attack_must_return_an_image_for_each(returned: Callable[[Tensor], Any], told: str) -> None:
+    def wrong(model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Any:
+        return returned(batch.x)
+
+    with pytest.raises(BastionError, match=told):
+        Adversarial(THREAT, wrong)(Bright(), BATCH, seed=0)
+
+
+def test_what_an_attack_does_to_images_and_mode_does_not_reach_the_judge() -> None:
+    def rude(model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        model.train()
+        return batch.x.add_(0.5)
+
+    model, batch = Bright().eval(), BATCH._replace(x=BATCH.x.clone())
+    facts = Adversarial(THREAT, rude)(model, batch, seed=0)
+    assert torch.equal(batch.x, BATCH.x)
+    assert not model.training
+    assert facts["in_budget"].tolist() == [False, False, True]
 
 
 def test_clean_mistakes_are_not_attacked() -> None:
@@ -105,8 +137,9 @@ def test_an_attacks_own_doubts_are_facts(make_linear: MakeLinear) -> None:
             return batch.x
 
     model, batch = make_linear(n=5)
-    facts = Adversarial(THREAT, Doubting())(model, batch, seed=0)
-    assert facts["warning.of-a-plug-in"].tolist() == [True, True, True, False, False]
+    for probe in (Adversarial(THREAT, Doubting()), Distortion("linf", Doubting())):
+        facts = probe(model, batch, seed=0)
+        assert facts["warning.of-a-plug-in"].tolist() == [True, True, True, False, False]
 
 
 def test_accuracy_says_what_is_right(make_linear: MakeLinear) -> None:

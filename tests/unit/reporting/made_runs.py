@@ -88,6 +88,7 @@ def measure_run(
             **common,
             "correct": survived,
             "prediction": np.where(survived, truth, mistaken),
+            "before": np.where(alive, truth, mistaken),
             "in_budget": np.ones(n, dtype=bool),
             "distance": np.where(fooled, EPS, np.nan).astype(np.float32),
         },

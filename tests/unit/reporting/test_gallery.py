@@ -10,7 +10,7 @@ from PIL import Image
 
 from bastion.errors import BastionError
 from bastion.measuring.store import Column, read_pictures
-from bastion.reporting.gallery import choose, clean_predictions, data_uri, galleries, rescaled, to_bytes
+from bastion.reporting.gallery import choose, data_uri, galleries, rescaled, to_bytes
 from bastion.reporting.tables import read_subjects
 
 
@@ -45,13 +45,6 @@ def test_pictures_with_other_channels_are_refused() -> None:
 def test_examples_that_were_right_come_first() -> None:
     assert choose(np.array([False, True, False, True])) == [1, 3, 0, 2]
     assert choose(np.ones(20, dtype=bool)) == list(range(8))
-
-
-def test_clean_predictions_follow_from_the_facts_of_the_attack(make_run: MakeRun) -> None:
-    (subject,) = read_subjects([make_run("robust", clean=0.47, robust=0.265).folder])
-    columns = subject.measurements[0].columns
-    fact = {name: columns[f"pgd-20/{name}"] for name in ("correct", "distance", "label", "prediction")}
-    assert (clean_predictions(fact) == columns["clean/prediction"]).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
