@@ -25,8 +25,9 @@ RHO = 0.75  # a step that raises the loss less often than this is too long
 @attacks.register("apgd")
 @dataclass(frozen=True, kw_only=True)
 class APGD:
-    """`targets` 0: untargeted; n: one run for each of the n likeliest wrong classes.
+    """Auto-PGD (Croce and Hein 2020, 2021): steps with momentum, halved or made sparser where they stop paying off.
 
+    `targets` 0: untargeted; n: one run for each of the n likeliest wrong classes.
     `phases` (l1 only): a run starts in a ball of three times the radius, goes on in twice, and ends in the threat's.
     `keep` "fooled" stops at the first success; "best" spends all steps and returns the highest loss, for training.
     """

@@ -21,8 +21,9 @@ NEARLY = 0.999999  # tanh never reaches the faces of the box, where its slope is
 @attacks.register("cw")
 @dataclass(frozen=True, kw_only=True)
 class CW:
-    """Minimises ‖x - x0‖² + c·max(z_y - max z_other, -kappa), without a search over c; the nearest hit is returned.
+    """Carlini and Wagner's l2 attack (2017): the nearest point that fools, by Adam.
 
+    Minimises ‖x - x0‖² + c·max(z_y - max z_other, -kappa), without a search over c; the nearest hit is returned.
     A hit outside the threat's set does not count. Distances are the threat's own; what is minimised is l2.
     """
 

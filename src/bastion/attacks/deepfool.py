@@ -18,7 +18,10 @@ from bastion.types import Batch
 @attacks.register("deepfool")
 @dataclass(frozen=True, kw_only=True)
 class DeepFool:
-    """Steps in the threat's norm, inside the box. A fooling point outside the threat's set does not count."""
+    """DeepFool (Moosavi-Dezfooli et al. 2016): straight to the nearest linearised boundary, until the class changes.
+
+    Steps are in the threat's norm, inside the box. A fooling point outside the threat's set does not count.
+    """
 
     steps: int = 50
     overshoot: float = 0.02

@@ -24,7 +24,7 @@ Version = Literal["standard", "plus", "rand"]
 @attacks.register("ensemble")
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """An example that a member has fooled, as judged on the model as given, is not shown to the next."""
+    """Attacks one after another: what a member has fooled, judged on the model as given, is not shown to the next."""
 
     members: tuple[Attack, ...]
 

@@ -24,8 +24,9 @@ PULL = 0.1  # most that a step is drawn towards the image (α_max)
 @attacks.register("fab")
 @dataclass(frozen=True, kw_only=True)
 class FAB:
-    """`targets` 0: towards the nearest of all classes, a gradient for each; n: a run for each of the n likeliest.
+    """FAB (Croce and Hein 2020): to the linearised boundary, biased towards the image, for the nearest fooling point.
 
+    `targets` 0: towards the nearest of all classes, a gradient for each; n: a run for each of the n likeliest.
     `keep` "fooled" stops at the first fooling point of the threat's set; "nearest" spends all steps to come closer.
     """
 

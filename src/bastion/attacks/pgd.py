@@ -31,7 +31,7 @@ from bastion.types import Batch
 @attacks.register("pgd")
 @dataclass(frozen=True, kw_only=True)
 class PGD:
-    """`steps` steps along the steepest direction of the threat's norm, each projected back into its set.
+    """PGD (Madry et al. 2018): steps along the steepest direction of the threat's norm, projected back into its set.
 
     `targets` n: one run for each of the n likeliest wrong classes instead of one away from the right class.
     The loss `kl` is the divergence from the answer on the clean image, as in TRADES.

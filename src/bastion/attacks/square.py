@@ -27,7 +27,10 @@ AHEAD = 64  # a run's random numbers are drawn for so many queries at once
 @attacks.register("square")
 @dataclass(frozen=True, kw_only=True)
 class Square:
-    """`rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not."""
+    """Square Attack (Andriushchenko et al. 2020): random squares, kept when the margin falls; no gradients.
+
+    `rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not.
+    """
 
     queries: int = 5000
     share: float = 0.8  # of the image that the first squares cover
