@@ -75,7 +75,7 @@ def measure(
     ] = os.cpu_count() or 1,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     block: Annotated[int, typer.Option(help="Examples that are stored together.")] = 64,
-    batch: Annotated[int | None, typer.Option(help="Examples handed to a probe at once. Default: a whole block.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples given to a probe at once. Default: a block.")] = None,
     run: Annotated[Path | None, typer.Option(help="Where facts go. Default: the model's own run, or runs/.")] = None,
 ) -> None:
     """Measure a model with a suite of probes. Interrupted, it goes on where it was."""
