@@ -119,6 +119,13 @@ def reseed(*parts: int | str) -> None:
     random.seed(seed)
 
 
+def state() -> tuple[object, ...]:
+    """Where the global generators stand: it changes with every draw."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    words = (each.numpy().tobytes() for each in (torch.get_rng_state(), *on_gpu))
+    return (*words, repr(np.random.get_state(legacy=False)), random.getstate())
+
+
 @contextmanager
 def preserved() -> Iterator[None]:
     """The global generators leave the block as they entered it."""

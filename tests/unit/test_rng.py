@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -148,3 +149,12 @@ def test_reseed_fixes_the_global_generators_and_preserved_gives_them_back() -> N
         assert _global_draws() != first
     assert _global_draws() == expected
     assert before != first
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.rand(), lambda: torch.rand(1)])
+def test_the_state_changes_with_every_draw_and_with_nothing_else(draw: Callable[[], object]) -> None:
+    with rng.preserved():
+        before = rng.state()
+        assert rng.state() == before
+        draw()
+        assert rng.state() != before

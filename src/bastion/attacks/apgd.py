@@ -155,7 +155,7 @@ class Climb(Search[A]):
     def remember(self, runs: A, logits: Tensor, gradient: Tensor) -> Tensor:
         """Keep the point if it is the best; returns its loss."""
         loss = self.loss(runs, logits)
-        better = (loss > runs.best_loss) | (runs.step == 0)
+        better = (loss > runs.best_loss) | (runs.step == 0) | runs.best_loss.isnan()
         runs.best = torch.where(_wide(better), runs.x, runs.best)
         runs.best_gradient = torch.where(_wide(better), gradient, runs.best_gradient)
         runs.best_margin = torch.where(better, margin(logits, runs.y), runs.best_margin)

@@ -143,10 +143,10 @@ class Findings:
     def settled(self) -> Tensor:
         return self.by < NEVER
 
-    def begin(self, clean: Tensor, batch: Batch) -> None:
-        """With the images themselves, given their logits: those that are misclassified need no runs."""
+    def begin(self, clean: Tensor, batch: Batch, rounding: float) -> None:
+        """With the images themselves, given their logits: those that are misclassified beyond doubt need no runs."""
         self.offer(torch.arange(len(clean), device=clean.device), batch.x, margin(clean, batch.y), fooled=False)
-        self.fooled = misclassified(clean, batch.y)
+        self.fooled = misclassified(clean, batch.y) & beyond_doubt(clean, batch.y, rounding)
         self.close(self.fooled)
 
     def close(self, which: Tensor) -> None:
@@ -210,10 +210,11 @@ def attack(
         if goal == "loss" and not targets and known:  # training asks thousands of times: no pass for nothing
             return hunt(rule(known), victim, batch, threat, found, restarts=restarts, goal=goal).x
         clean = clean_logits(victim, batch)
-        if goal != "loss":
-            found.begin(clean, batch)
+        search = rule(clean.shape[1])
+        if goal != "loss" and search.eot == 1:  # one draw of a model that draws random numbers proves nothing
+            found.begin(clean, batch, 16 * victim.grain)
         chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
-        return hunt(rule(clean.shape[1]), victim, batch, threat, found, targets=chosen, restarts=restarts, goal=goal).x
+        return hunt(search, victim, batch, threat, found, targets=chosen, restarts=restarts, goal=goal).x
 
 
 def clean_logits(victim: Victim, batch: Batch) -> Tensor:
@@ -330,13 +331,19 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     at, number, logits = runs.at[hits], runs.number[hits], logits[hits]
     lead = margin(logits, runs.y[hits]).nan_to_num(nan=torch.inf)  # no answer is not the right answer
     least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
-    right = logits.gather(1, hard(runs.y)[hits, None])
-    largest = torch.where(logits > right - MASKED, logits.abs(), 0).amax(1)
-    sure = (lead > least * largest) | lead.isinf()
+    sure = beyond_doubt(logits, runs.y[hits], least)
     score = lead if goal == "hit" else -threat.distance(x0, x) - torch.where(sure, 0.0, DOUBT)
     found.offer(at, x, score, fooled=True)
     if goal == "hit":
         found.settle(at[sure], number[sure], x[sure], lead[sure])
+
+
+def beyond_doubt(logits: Tensor, y: Tensor, least: float) -> Tensor:
+    """(B,) bool: does a wrong class lead by more than so much of the largest logit? No answer leads by any measure."""
+    lead = margin(logits, y).nan_to_num(nan=torch.inf)
+    right = logits.gather(1, hard(y)[:, None])
+    largest = torch.where(logits > right - MASKED, logits.abs(), 0).amax(1)
+    return (lead > least * largest) | (lead == torch.inf)
 
 
 def _refill(rule: Search[R], batch: Batch, runs: R, waiting: Jobs, by: Tensor) -> tuple[R, Jobs]:

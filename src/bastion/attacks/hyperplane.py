@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bastion.attacks.threat import Norm, length, room
 
-NEGLIGIBLE = 1e-8  # a coordinate of the normal this small does not help to reach the plane (l2 and l1)
+NEGLIGIBLE = 1e-8  # of the largest: a coordinate of the normal this small does not help to reach the plane (l2 and l1)
 
 
 DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
@@ -30,9 +30,11 @@ def to_hyperplane(norm: Norm, x: Tensor, normal: Tensor, offset: Tensor) -> Tens
     """
     excess = (normal * x).sum(1) - offset
     down = normal * torch.where(excess < 0, 1.0, -1.0).to(x.dtype)[:, None]  # the way to the plane, |excess| away
-    weight = down.abs() if norm == "linf" else F.threshold(down.abs(), NEGLIGIBLE, 0.0)
-    moved = {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, room(x, down), excess.abs())
-    return down.sign() * moved
+    largest = down.abs().amax(1, keepdim=True).clamp(min=1e-30)
+    weight, need = down.abs() / largest, excess.abs() / largest[:, 0]  # or the squares of small gradients vanish
+    if norm != "linf":
+        weight = F.threshold(weight, NEGLIGIBLE, 0.0)
+    return down.sign() * {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, room(x, down), need)
 
 
 def _evenly(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
@@ -42,8 +44,6 @@ def _evenly(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
 
 def _along(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
     """l2: every coordinate by λ times its weight, or as far as it can."""
-    largest = weight.amax(1, keepdim=True).clamp(min=1e-30)
-    weight, need = weight / largest, need / largest[:, 0]  # or the squares of small gradients vanish
     level = _level(weight.square(), space / weight.clamp(min=1e-30), need)
     return torch.minimum(level * weight, space)
 

@@ -16,6 +16,7 @@ from bastion.types import hard
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), y (B,) or (B, K) -> (B,)
 TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # … and the class to reach, (B,)
 LossName = Literal["ce", "margin", "dlr"]
+FLOOR = -1e9  # a class that was taken out with -inf counts as this, or DLR's denominator would be infinite
 
 
 def ce(logits: Tensor, y: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio (Croce and Hein 2020, Eq. 6): the margin over z₁ - z₃, free of scale and shift."""
     if logits.shape[1] < 3:
         raise BastionError(f"loss 'dlr' needs at least 3 classes, the model has {logits.shape[1]}; use 'margin'")
-    ranked = logits.topk(3, dim=1).values
+    ranked = logits.clamp(min=FLOOR).topk(3, dim=1).values
     return margin(logits, y) / (ranked[:, 0] - ranked[:, 2] + 1e-12)
 
 
@@ -57,7 +58,7 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """Targeted DLR (Croce and Hein 2020, Eq. 7): the targeted margin over z₁ - (z₃ + z₄) / 2."""
     if logits.shape[1] < 4:
         raise BastionError(f"targeted 'dlr' needs at least 4 classes, the model has {logits.shape[1]}; use 'margin'")
-    ranked = logits.topk(4, dim=1).values
+    ranked = logits.clamp(min=FLOOR).topk(4, dim=1).values
     return targeted_margin(logits, y, target) / (ranked[:, 0] - (ranked[:, 2] + ranked[:, 3]) / 2 + 1e-12)
 
 

@@ -44,7 +44,7 @@ class Minimal:
         with under_attack(model, batch.x) as victim:
             clean = clean_logits(victim, batch)
             found = Findings(batch.x)
-            found.begin(clean, batch)
+            found.begin(clean, batch, 16 * victim.grain)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed)
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
             hunt(fab, victim, batch, threat, found, targets=targets, goal="nearest")

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from bastion import rng
 from bastion.attacks.asking import logits_of
 
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
@@ -103,7 +105,9 @@ def _convolves(model: nn.Module) -> bool:
 
 def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
     """A folded copy in channels-last format, if it can be had and gives the same logits and gradients."""
-    for prepare in (_folded, lambda module: module):
+    if _draws(model, x):
+        return model
+    for prepare in (lambda module: module,) if _has_own_backward(model, x) else (_folded, lambda module: module):
         try:
             copied = prepare(copy.deepcopy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -114,9 +118,36 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
     return model
 
 
+def _draws(model: nn.Module, x: Tensor) -> bool:
+    """Does a pass draw random numbers? A trace would hold one draw for ever, and two answers cannot be compared."""
+    before = rng.state()
+    with torch.no_grad():
+        logits_of(model, x)
+    return rng.state() != before
+
+
+def _has_own_backward(model: nn.Module, x: Tensor) -> bool:
+    """Is there a backward pass that somebody wrote (BPDA)? A trace looks through its forward pass, and loses it."""
+    with torch.enable_grad():
+        waiting = [logits_of(model, x.detach().clone().requires_grad_()).grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
 def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
-    """Are logits and gradients the same? A copy may have lost a backward pass that the model defines by itself."""
+    """Are logits and gradients the same? A copy may have lost what the model does with gradients by itself."""
     (expected, slope), (got, other_slope) = _with_gradient(model, x), _with_gradient(other, x)
+    with torch.no_grad():
+        blind, other_blind = logits_of(model, x), logits_of(other, x)
+    expected, got = torch.cat([expected, blind]), torch.cat([got, other_blind])
     tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-4
     scale = expected.abs().nan_to_num(0, 0, 0).max().item()
     if not torch.allclose(got, expected, rtol=0, atol=tolerance * scale, equal_nan=True):

@@ -21,7 +21,9 @@ from bastion.attacks.apgd import APGD
 from bastion.attacks.engine import Findings, Jobs, Run, Search, attack, hunt, opening
 from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.fab import FAB
+from bastion.attacks.judge import judge
 from bastion.attacks.losses import ce, margin, misclassified
+from bastion.attacks.minimal import Minimal
 from bastion.attacks.pgd import PGD
 from bastion.attacks.square import Square
 from bastion.attacks.threat import Norm
@@ -582,3 +584,56 @@ def test_a_lead_below_the_rounding_of_the_logits_is_no_proof(make_linear: MakeLi
         x = Square(queries=5)(Victim(Coarse(), 8), batch, Threat("linf", 0.1), seed=0)
     assert (x.flatten(1).sum(1) > 0).all()  # the best that was found is given all the same
     assert set(notes.forwards.values()) == {7}  # but the search went on
+
+
+class Noisy(nn.Module):
+    def __init__(self, sigma: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.sigma = nn.Parameter(torch.randn(10, 192)), sigma
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.5 + self.sigma * torch.randn_like(x)).flatten(1) @ self.weight.T
+
+
+def test_one_unlucky_draw_of_a_random_model_spares_no_image_the_attack() -> None:
+    x = 0.3 + 0.4 * torch.rand(100, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.arange(100), x, Noisy()(x).argmax(1))
+    members = APGD(steps=10, eot=5), APGD(steps=10, eot=5, loss="dlr")
+    verdict = judge(Noisy(0.15), batch, Ensemble(members=members), Threat("linf", 0.06), seed=0)
+    assert verdict.clean.sum() > 20
+    assert not ((verdict.x == x).flatten(1).all(1) & verdict.clean).any()
+    assert (verdict.clean & ~verdict.fooled).sum() <= 1
+
+
+def test_an_image_within_rounding_of_a_tie_is_attacked() -> None:
+    """The folded copy may see it on the other side; the model as given is right, and it counts."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 10)
+        model = nn.Sequential(*layers).eval()
+        model[1].running_mean.uniform_(-0.3, 0.3)
+        model[1].running_var.uniform_(0.5, 2)
+        x = torch.rand(1, 3, 16, 16)
+        with torch.no_grad():
+            logits = model(x)[0]
+            first, second = logits.topk(2).indices
+            model[4].bias[second] += logits[first] - logits[second]
+            batch = Batch(torch.arange(1), x, model(x).argmax(1))
+        for steps in (APGD(steps=5), APGD(steps=5, loss="dlr", targets=3)):
+            assert judge(model, batch, steps, Threat("linf", 8 / 255), seed=0).fooled.all()
+        smallest = Minimal(fab_steps=5, fab_targets=3, steps=3, targets=1, bisections=2)
+        assert judge(model, batch, smallest, Threat("linf", 1.0), seed=0).fooled.all()
+
+
+@pytest.mark.parametrize("masked", [-1e9, -torch.inf])
+def test_dlr_sees_though_classes_are_masked(masked: float) -> None:
+    class Masked(Noisy):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            return torch.cat([logits[:, :3], torch.full_like(logits[:, 3:], masked)], 1)
+
+    model, x = Masked(), torch.rand(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.arange(32), x, model(x).argmax(1))
+    for steps in (APGD(steps=20, loss="dlr", targets=9), APGD(steps=20, loss="dlr")):
+        assert judge(model, batch, steps, Threat("linf", 0.06), seed=0).fooled.sum() >= 31

@@ -120,3 +120,11 @@ def test_projections_with_a_radius_for_each_row_are_those_with_one(
         alone = project(norm, x0[row : row + 1], x[row : row + 1], radius)
         assert torch.equal(together[row : row + 1], alone)
         assert Threat(norm, radius).contains(x0[row : row + 1], alone).all()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_way_does_not_depend_on_the_length_of_the_normal(norm: Norm) -> None:
+    x, normal, offset = planes(dtype=torch.float32)
+    expected = to_hyperplane(norm, x, normal, offset)
+    for scale in (2.0**-40, 2.0**40):
+        assert torch.allclose(to_hyperplane(norm, x, scale * normal, scale * offset), expected, atol=1e-6)

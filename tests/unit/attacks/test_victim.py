@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import operator
+import random
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import MakeLinear
@@ -15,6 +17,9 @@ from torch.nn import functional as F
 
 from bastion import BastionError, Threat
 from bastion.attacks.apgd import APGD
+from bastion.attacks.fab import FAB
+from bastion.attacks.judge import judge
+from bastion.attacks.square import Square
 from bastion.attacks.victim import CPU_CACHE, LANES, Victim, under_attack
 from bastion.models import checkpoint, models
 from bastion.types import Batch
@@ -358,3 +363,81 @@ def test_more_than_one_class_is_needed() -> None:
     for model in (nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), nn.Flatten(0), nn.Identity()):
         with pytest.raises(BastionError, match="must give logits of at least 2 classes, .* got"):
             APGD()(model, batch, Threat("linf", 0.1), seed=0)
+
+
+def convolutional() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(()).item(), lambda: np.random.rand()])
+def test_a_models_random_choice_is_not_frozen_by_its_copy(draw: Callable[[], float]) -> None:
+    """A trace runs the choice once, and two answers agree by luck every fourth time."""
+
+    class Flip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = convolutional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x.flip(-1) if draw() < 0.5 else x)
+
+    x = torch.rand(2, 3, 8, 8)
+    for _ in range(16):
+        with under_attack(Flip().eval(), x) as victim, torch.no_grad():
+            assert len({victim(x).sum().item() for _ in range(24)}) == 2
+
+
+class Straight(torch.autograd.Function):
+    """Coarse away from zero, and gradients pass as if it were not: a trace sees the first half only."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 0.25, x, (4 * x).round() / 4)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_a_backward_pass_of_the_models_own_survives_whatever_image_comes_first() -> None:
+    class Coarse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+            self.head = nn.Linear(16 * 64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(Straight.apply(self.norm(self.conv(x))).flatten(1))
+
+    torch.manual_seed(0)
+    model = Coarse().double().eval()
+    model.conv.weight.data *= 3
+    dark, light = 0.01 * torch.rand(2, 3, 8, 8), 0.2 + 0.8 * torch.rand(20, 3, 8, 8)
+    x = torch.cat([dark, light]).double()
+    batch = Batch(torch.arange(22), x, model(x).argmax(1))
+    back = torch.arange(22).flip(0)
+    for attack in (APGD(steps=10), FAB(steps=10, targets=3)):
+        first, last = (judge(model, each, attack, Threat("linf", 0.02), seed=0) for each in (batch, batch.select(back)))
+        assert torch.equal(first.fooled, last.fooled[back])
+        assert torch.allclose(first.x, last.x[back], atol=1e-9)
+
+
+def test_a_model_that_takes_gradients_by_itself_can_be_attacked() -> None:
+    """As defences at test time do: a trace forgets that gradients were switched on."""
+
+    class Purify(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = unsettled(convolutional())
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                point = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self.layers(point).logsumexp(1).sum(), point)
+            return self.layers(x - 0.01 * gradient.sign())
+
+    model, x = Purify().eval(), torch.rand(4, 3, 8, 8)
+    batch = Batch(torch.arange(4), x, model(x).argmax(1))
+    for attack in (APGD(steps=5), FAB(steps=5, targets=3), Square(queries=5)):
+        assert judge(model, batch, attack, Threat("linf", 0.3), seed=0).inside.all()

@@ -59,7 +59,7 @@ def test_timm_models_by_name_with_their_own_arguments(
         ({"name": "timm/resnet18", "patch": 4}, "timm cannot make 'resnet18' with {'patch': 4, "),
         ({"name": "vit/micro", "stem": [8]}, "1 convolutions of stride 2 make patches of 2, not 4"),
         ({"name": "vit/micro", "deph": 8}, "model.deph: unknown key; did you mean 'depth'"),
-        ({"depth": 8}, "expected a model as {name: …}"),
+        ({"depth": 8}, "expected one model as {name: …}"),
     ],
 )
 def test_what_cannot_be_built_says_why(spec: object, message: str) -> None:
