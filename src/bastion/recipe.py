@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
@@ -237,11 +246,14 @@ class Suite(Section):
     about: str = ""
     probes: dict[str, Spec] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _no_reserved_label(self) -> Suite:
-        if WORST_CASE in self.probes:
+    @field_validator("probes")
+    @classmethod
+    def _labels(cls, probes: dict[str, Spec]) -> dict[str, Spec]:
+        if WORST_CASE in probes:
             raise ValueError(f"'{WORST_CASE}' is what the tables call the minimum over all probes; take another label")
-        return self
+        if wrong := [label for label in probes if not label.strip() or "/" in label]:
+            raise ValueError(f"'{wrong[0]}' is no label: it names a row of tables and has no '/'; take another label")
+        return probes
 
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

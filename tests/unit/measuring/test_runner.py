@@ -310,9 +310,10 @@ def test_a_model_given_as_an_object_is_measured_by_processes_too(ask: Any, tmp_p
     assert np.array_equal(two.correct("pgd"), one.correct("pgd"))
 
 
-def test_the_worst_case_is_no_label() -> None:
+@pytest.mark.parametrize("label", ["worst case", "", " ", "pgd/warning.nan"])
+def test_what_tables_and_columns_need_is_no_label(label: str) -> None:
     with pytest.raises(ValueError, match="take another label"):
-        Suite.model_validate({"probes": {"worst case": "accuracy"}})
+        Suite.model_validate({"probes": {label: "accuracy"}})
 
 
 def test_pictures_know_their_examples(ask: Any, tmp_path: Path, tiny_data: DataSet) -> None:
