@@ -89,11 +89,10 @@ def measure(
     data_set = data if isinstance(data, DataSet) else datasets.build(data, "data")
     questions = suite if isinstance(suite, Suite) else load_suite(suite)
     asked = build_probes(questions)
+    _check_whole("seed", seed)
     n = _count(data_set, split, limit, {"block": block, "batch": batch, "workers": workers, "keep": keep})
     check_fit(network, data_set)
     subject = identify(network, data_set, split)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise BastionError(f"seed: must be a whole number, got {seed!r}")
     home = create_run(home_of(source, folder), seed)
     check_home(home, subject["weights"])
     identity = {**subject, "seed": seed, "block": block, "batch": batch or block}
@@ -264,10 +263,16 @@ def _count(data: DataSet, split: str, limit: int | None, sizes: Mapping[str, int
     if split not in ("train", "val", "test"):
         raise BastionError(f"split: expected train, val or test, got '{split}'")
     for name, size in {**sizes, "limit": limit}.items():
-        least = 0 if name == "keep" else 1
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < least):
-            raise BastionError(f"{name}: must be a whole number of at least {least}, got {size!r}")
+        if size is not None:
+            _check_whole(name, size, least=0 if name == "keep" else 1)
     available = len(getattr(data, split))
     if limit is not None and limit > available:
         raise BastionError(f"limit: the {split} split of {data.name} has {available} examples, got {limit}")
     return available if limit is None else limit
+
+
+def _check_whole(name: str, value: object, least: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least):  # type: ignore[operator]
+        bound = "" if least is None else f" of at least {least}"
+        raise BastionError(f"{name}: must be a whole number{bound}, got {value!r}")
