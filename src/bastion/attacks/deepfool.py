@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
-from bastion.attacks.losses import likeliest_wrong, misclassified
+from bastion.attacks.losses import misclassified, targeted_margin
 from bastion.attacks.threat import Norm, Threat
 from bastion.errors import BastionError
 from bastion.types import Batch
@@ -35,12 +35,13 @@ class DeepFool:
             )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm), name="deepfool")
+        return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm, classes), name="deepfool")
 
 
 class StraightSteps(Search[Run]):
-    def __init__(self, settings: DeepFool, norm: Norm) -> None:
+    def __init__(self, settings: DeepFool, norm: Norm, classes: int) -> None:
         self.settings, self.norm = settings, norm
+        self.backwards = min(settings.classes, classes - 1)
 
     def start(self, jobs: Jobs, batch: Batch) -> Run:
         return Run(**opening(jobs, batch, batch.x.clone()))
@@ -49,15 +50,17 @@ class StraightSteps(Search[Run]):
         return runs.step < self.settings.steps
 
     def loss(self, runs: Run, logits: Tensor) -> Tensor:
-        wrong = likeliest_wrong(logits, runs.y, self.settings.classes)
-        return logits.gather(1, wrong) - logits.gather(1, runs.y[:, None])
+        return targeted_margin(logits, runs.y, runs.target)
+
+    def gradient(self, runs: Run, logits: Tensor, x: Tensor) -> Tensor:
+        runs.target, normal = nearest_boundary(self.norm, logits, runs.y, x, self.backwards)
+        return normal
 
     def tell(self, runs: Run, logits: Tensor, gradient: Tensor) -> None:
         runs.done = (runs.step >= self.settings.steps) | misclassified(logits, runs.y)
         if runs.done.all():
             return
-        x = runs.x.flatten(1)
-        gap, normal = nearest_boundary(self.norm, self.loss(runs, logits), gradient)
-        move = to_hyperplane(self.norm, x, normal, (normal * x).sum(1) - gap)
+        x, normal = runs.x.flatten(1), gradient.flatten(1)
+        move = to_hyperplane(self.norm, x, normal, (normal * x).sum(1) - self.loss(runs, logits))
         runs.x = (x + (1 + self.settings.overshoot) * move).clamp(0, 1).view(runs.x.shape)
         runs.step = runs.step + 1

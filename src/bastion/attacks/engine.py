@@ -98,6 +98,7 @@ class Search(ABC, Generic[R]):
     """The rule of an attack, for many runs at once."""
 
     eot: int = 1  # gradients averaged over so many passes, for models that draw random numbers
+    backwards: int = 1  # passes that one gradient takes
     splits: ClassVar[bool] = False  # runs differ in whether they want a gradient
     blind: ClassVar[bool] = False  # none ever wants one
 
@@ -111,12 +112,15 @@ class Search(ABC, Generic[R]):
 
     @abstractmethod
     def loss(self, runs: R, logits: Tensor) -> Tensor:
-        """(B,) what to differentiate; or (B, K), for a gradient per column."""
+        """(B,) what to differentiate."""
+
+    def gradient(self, runs: R, logits: Tensor, x: Tensor) -> Tensor:
+        """(B, …) of the loss, by the way back from the logits to x."""
+        return input_gradient(self.loss(runs, logits), x)
 
     @abstractmethod
     def tell(self, runs: R, logits: Tensor, gradient: Tensor) -> None:
-        """Take the answer in: set `x` to the next point, or `done`. `gradient` is (B, …) or (B, K, …); zero for runs
-        that do not want it."""
+        """Take the answer in: set `x` to the next point, or `done`. The gradient is zero for runs that want none."""
 
     def best(self, runs: R) -> tuple[Tensor, Tensor]:
         """What a run has to show that fooled nobody: points, and scores to compare runs of an example by."""
@@ -301,21 +305,13 @@ def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tens
         with torch.set_grad_enabled(wanted):
             logits = victim(x)
             if wanted:
-                gradient = _gradient(rule.loss(runs, logits), x)
+                gradient = rule.gradient(runs, logits, x)
                 total = gradient if draw == 0 else total + gradient
     ones = torch.full_like(runs.at, rule.eot)
     passes[0].index_add_(0, runs.at, ones)
     if wanted:
-        columns = total.shape[1] if total.ndim > runs.x.ndim else 1
-        passes[1].index_add_(0, runs.at, ones * columns)
+        passes[1].index_add_(0, runs.at, ones * rule.backwards)
     return logits.detach(), total if rule.eot == 1 else total / rule.eot
-
-
-def _gradient(loss: Tensor, x: Tensor) -> Tensor:
-    """Of each example's loss at its own point; of each column if there are several."""
-    if loss.ndim == 2:
-        return torch.stack([input_gradient(column, x, keep_graph=True) for column in loss.unbind(1)], 1)
-    return input_gradient(loss, x)
 
 
 def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float) -> None:

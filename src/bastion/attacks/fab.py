@@ -12,7 +12,7 @@ from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
-from bastion.attacks.losses import likeliest_wrong, misclassified, targeted_margin
+from bastion.attacks.losses import misclassified, targeted_margin
 from bastion.attacks.threat import Threat, length
 from bastion.errors import BastionError
 from bastion.registry import check_words
@@ -53,7 +53,7 @@ class FAB:
             model,
             batch,
             threat,
-            lambda classes: BoundarySteps(self, threat, seed),
+            lambda classes: BoundarySteps(self, threat, seed, classes),
             name="fab",
             targets=self.targets,
             restarts=self.restarts,
@@ -79,8 +79,9 @@ class BoundarySteps(Search[Approach]):
 
     splits = True
 
-    def __init__(self, settings: FAB, threat: Threat, seed: int) -> None:
+    def __init__(self, settings: FAB, threat: Threat, seed: int, classes: int) -> None:
         self.settings, self.threat, self.seed = settings, threat, seed
+        self.backwards = 1 if settings.targets else classes - 1
 
     def start(self, jobs: Jobs, batch: Batch) -> Approach:
         x = torch.where((jobs.restart > 0).view(-1, 1, 1, 1), self._nearby(jobs, batch), batch.x)
@@ -101,10 +102,13 @@ class BoundarySteps(Search[Approach]):
         return (runs.step < self.settings.steps) & ~(runs.tested & runs.hopeful)
 
     def loss(self, runs: Approach, logits: Tensor) -> Tensor:
+        return targeted_margin(logits, runs.y, runs.target)
+
+    def gradient(self, runs: Approach, logits: Tensor, x: Tensor) -> Tensor:
         if self.settings.targets:
-            return targeted_margin(logits, runs.y, runs.target)
-        wrong = likeliest_wrong(logits, runs.y, logits.shape[1])
-        return logits.gather(1, wrong) - logits.gather(1, runs.y[:, None])
+            return super().gradient(runs, logits, x)
+        runs.target, normal = nearest_boundary(self.threat.norm, logits, runs.y, x, self.backwards)
+        return normal
 
     def tell(self, runs: Approach, logits: Tensor, gradient: Tensor) -> None:
         settings = self.settings
@@ -121,8 +125,8 @@ class BoundarySteps(Search[Approach]):
 
     def _step(self, runs: Approach, logits: Tensor, gradient: Tensor) -> Tensor:
         x, x0 = runs.x.flatten(1), runs.x0.flatten(1)
-        gap, normal = self._plane(runs, logits, gradient)
-        offset = (normal * x).sum(1) - gap
+        normal = gradient.flatten(1)
+        offset = (normal * x).sum(1) - self.loss(runs, logits)
         moves = to_hyperplane(
             self.threat.norm, torch.cat([x, x0]), torch.cat([normal, normal]), torch.cat([offset, offset])
         )
@@ -131,10 +135,3 @@ class BoundarySteps(Search[Approach]):
         pull = (near / (near + far)).clamp(max=PULL)[:, None]
         eta = self.settings.overshoot
         return ((1 - pull) * (x + eta * here) + pull * (x0 + eta * there)).clamp(0, 1).view(runs.x.shape)
-
-    def _plane(self, runs: Approach, logits: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Gap and normal of the boundary to walk to: the target's, or the nearest one."""
-        gap = self.loss(runs, logits)
-        if self.settings.targets:
-            return gap, gradient.flatten(1)
-        return nearest_boundary(self.threat.norm, gap, gradient)

@@ -6,21 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bastion.attacks.losses import input_gradient, likeliest_wrong, targeted_margin
 from bastion.attacks.threat import Norm, length, room
 
 NEGLIGIBLE = 1e-8  # of the largest: a coordinate of the normal this small does not help to reach the plane (l2 and l1)
-
-
 DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
 
 
-def nearest_boundary(norm: Norm, gaps: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the boundaries to several classes, gaps (B, K) and their gradients (B, K, …), the one that is nearest."""
-    rows, classes = gaps.shape
-    size = length(DUAL[norm], normals.reshape(rows * classes, -1)).view(rows, classes)
-    nearest = (gaps.abs() / (size + 1e-12)).argmin(1)
-    row = torch.arange(rows, device=gaps.device)
-    return gaps[row, nearest], normals[row, nearest].flatten(1)
+def nearest_boundary(norm: Norm, logits: Tensor, y: Tensor, x: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Of the linearised boundaries to the likeliest wrong classes, the class (B,) and the normal (B, …) of the nearest.
+
+    One after another: of a thousand classes, only the gradient of the nearest is held.
+    """
+    candidates = likeliest_wrong(logits.detach(), y, classes).unbind(1)
+    for number, target in enumerate(candidates):
+        gap = targeted_margin(logits, y, target)
+        gradient = input_gradient(gap, x, keep_graph=number + 1 < len(candidates))
+        distance = gap.detach().abs() / (length(DUAL[norm], gradient.flatten(1)) + 1e-12)
+        if number == 0:
+            nearest, normal, least = target, gradient, distance
+        nearer = distance < least
+        nearest, least = torch.where(nearer, target, nearest), torch.where(nearer, distance, least)
+        normal = torch.where(nearer.view(-1, 1, 1, 1), gradient, normal)
+    return nearest, normal
 
 
 def to_hyperplane(norm: Norm, x: Tensor, normal: Tensor, offset: Tensor) -> Tensor:

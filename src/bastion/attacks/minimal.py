@@ -45,7 +45,7 @@ class Minimal:
             clean = clean_logits(victim, batch)
             found = Findings(batch.x)
             found.begin(clean, batch, 16 * victim.grain)
-            fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed)
+            fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed, clean.shape[1])
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
             hunt(fab, victim, batch, threat, found, targets=targets, goal="nearest")
             self._narrow(victim, batch, threat, found, clean, seed)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles import distance
 from tests.unit.attacks.test_oracles import NORMS, solved
-from torch import Tensor
+from torch import Tensor, nn
 
-from bastion.attacks.hyperplane import to_hyperplane
+from bastion.attacks.hyperplane import DUAL, nearest_boundary, to_hyperplane
 from bastion.attacks.threat import Norm, Threat, length, project
 
 Planes = tuple[Tensor, Tensor, Tensor]
@@ -128,3 +128,32 @@ def test_the_way_does_not_depend_on_the_length_of_the_normal(norm: Norm) -> None
     expected = to_hyperplane(norm, x, normal, offset)
     for scale in (2.0**-40, 2.0**40):
         assert torch.allclose(to_hyperplane(norm, x, scale * normal, scale * offset), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_nearest_boundary_is_that_of_the_whole_jacobian(norm: Norm) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 7)).double()
+    x = torch.rand(9, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    logits = net(x)
+    y = logits.argmax(1)
+    target, normal = nearest_boundary(norm, logits, y, x, 6)
+    for row in range(9):
+        jacobian = torch.autograd.functional.jacobian(lambda point: net(point[None])[0], x[row].detach())
+        slopes = jacobian - jacobian[y[row]]
+        away = (logits[row] - logits[row, y[row]]).abs() / length(DUAL[norm], slopes.flatten(1)).clamp(min=1e-30)
+        away[y[row]] = torch.inf
+        assert target[row] == away.argmin()
+        assert torch.allclose(normal[row], slopes[target[row]], atol=1e-12)
+
+
+def test_only_the_likeliest_classes_are_looked_at() -> None:
+    x = torch.full((1, 1, 1, 2), 0.5, requires_grad=True)
+    slopes = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 100.0]])
+    logits = x.flatten(1) @ slopes.T
+    logits = logits - logits.detach() + torch.tensor([[0.0, -1.0, -2.0]])
+    y = torch.tensor([0])
+    assert nearest_boundary("l2", logits, y, x, 2)[0].tolist() == [2]
+    logits = x.flatten(1) @ slopes.T
+    logits = logits - logits.detach() + torch.tensor([[0.0, -1.0, -2.0]])
+    assert nearest_boundary("l2", logits, y, x, 1)[0].tolist() == [1]
