@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bastion.attacks import journal
 from bastion.attacks.losses import Loss, input_gradient, misclassified
@@ -39,6 +42,20 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
         "attack: the model must give logits of at least 2 classes, floating-point numbers of shape "
         f"({len(x)}, classes) here, got {got}; wrap it so that it does"
     )
+
+
+class GradientsInside(TorchFunctionMode):
+    """`found`: did a model that was asked inside take gradients by itself, to adapt or to purify its input?"""
+
+    WAYS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= func in self.WAYS
+        return func(*args, **(kwargs or {}))
 
 
 def _known_mistake(error: str, model: nn.Module, x: Tensor) -> str | None:
@@ -93,7 +110,9 @@ def ascent(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, 
 def notice_blindness(index: Tensor, gradient: Tensor) -> None:
     """A run whose first gradient is zero everywhere sees nothing to climb: that it fails says nothing."""
     if journal.is_open():
-        journal.note("blind-start", index[(gradient.flatten(1) == 0).all(1)].tolist())
+        blind = (gradient.flatten(1) == 0).all(1)
+        journal.note("blind-start", index[blind].tolist())
+        journal.sees(index[~blind].tolist())
 
 
 class Incumbent:

@@ -26,6 +26,7 @@ class Journal:
     # Codes and the examples that show them, None: all. `measuring/sanity.py` has their texts.
     notices: dict[str, set[int] | None] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)  # codes that were looked for
+    sees: set[int] = field(default_factory=set)  # a run had a gradient where it began
 
     def told(self, index: Tensor, fooled: Tensor, inside: Tensor) -> dict[str, Tensor]:
         """What a probe stores of it, example by example, given whom the attack fooled and what was in its budget."""
@@ -38,8 +39,8 @@ class Journal:
         for code in sorted(self.checked):
             shown = self.notices.get(code, set())
             columns[f"warning.{code}"] = torch.tensor([shown is None or each in shown for each in examples])
-        if "blind-start" in self.checked:
-            columns["warning.blind-start"] &= ~fooled.cpu()  # another run was not blind, or lucky
+        if "blind-start" in self.checked:  # another run was not blind, or lucky
+            columns["warning.blind-start"] &= ~fooled.cpu() & torch.tensor([each not in self.sees for each in examples])
         return columns
 
 
@@ -70,6 +71,12 @@ def note(code: str, index: Sequence[int] | None = None) -> None:
         return
     noted = journal.notices.setdefault(code, set())
     journal.notices[code] = None if index is None or noted is None else noted | set(index)
+
+
+def sees(index: Sequence[int]) -> None:
+    """A run on each of these examples had a gradient where it began."""
+    if (journal := _open.get()) is not None:
+        journal.sees.update(index)
 
 
 def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from bastion import rng
-from bastion.attacks.asking import logits_of
+from bastion.attacks.asking import GradientsInside, logits_of
 
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
 # processor's cache. `benchmarks/lanes.py` measures it.
@@ -84,19 +84,29 @@ def goes_together(model: nn.Module) -> bool:
 def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     """The model ready to be attacked around images like x; a victim stays the victim it is.
 
-    Parameters collect no gradients inside. Convolutional networks are asked in channels-last format with BatchNorm
-    folded into the convolutions, as a copy; if a copy cannot be made or does not agree, the model itself is asked.
+    Parameters collect no gradients inside, but where the model itself asks for them. Convolutional networks are asked
+    in channels-last format with BatchNorm folded into the convolutions, as a copy; if a copy cannot be made or does
+    not agree, the model itself is asked.
     """
     if isinstance(model, Victim):
         yield model
         return
     whole = _as_it_is.get() or any(part.training for part in model.modules())
-    network = model if whole or not _convolves(model) else _cheaper(model, x[:2])
-    with frozen(network):
+    learns = not whole and _differentiates(model, x[:1])
+    network = model if whole or learns or not _convolves(model) else _cheaper(model, x[:2])
+    with nullcontext() if learns else frozen(network):
         # In train mode BatchNorm sees the batch: it is asked about all of it at once, and not about one image.
         victim = Victim(network, max(len(x), 1) if whole else _lanes(network, x[:1]))
         victim.training = model.training  # its own flag only: parts of the model may be in another mode
         yield victim
+
+
+def _differentiates(model: nn.Module, x: Tensor) -> bool:
+    """Does a pass take gradients by itself, perhaps by the model's own parameters?"""
+    inside = GradientsInside()
+    with torch.no_grad(), inside:
+        logits_of(model, x)
+    return inside.found
 
 
 def _convolves(model: nn.Module) -> bool:

@@ -51,6 +51,10 @@ CHECKS: dict[str, Check] = {
         "The logits of an image change with the images beside it, as under BatchNorm in training mode: an attack can "
         "hide behind its neighbours. Make eval() reach every module, and let nothing mix the examples of a batch."
     ),
+    "dynamic": Check(
+        "The model takes gradients inside its forward pass, to adapt to its input or to purify it: an attack by "
+        "gradient may not see through that, and needs as many more passes. Attack it in a way made for it."
+    ),
     "zero-gradient": Check(
         "The gradient at the clean image is zero or not finite, so attacks by gradient have nowhere to go. Look for "
         "rounding, thresholds, detach() or saturation; attack without gradients, or through a smooth stand-in (BPDA)."
@@ -79,9 +83,9 @@ CHECKS: dict[str, Check] = {
         share=_BORDER,
     ),
     "blind-start": Check(
-        "A run of the attack began where its gradient is zero everywhere, so it had nowhere to go, and that it fooled "
-        "nobody proves nothing. Look for saturated logits (loss=margin or loss=dlr), rounding, thresholds or detach(); "
-        "attack without gradients, or through a smooth stand-in (BPDA)."
+        "Every run of the attack began where its gradient is zero everywhere, so it had nowhere to go, and that it "
+        "fooled nobody proves nothing. Look for saturated logits (loss=margin or loss=dlr), rounding, thresholds or "
+        "detach(); attack without gradients, or through a smooth stand-in (BPDA)."
     ),
     "out-of-budget": Check(
         "The attack returned points outside the threat's set, or NaN: they do not count, and that these examples "

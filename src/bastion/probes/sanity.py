@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import Attack, Threat
-from bastion.attacks.asking import logits_of, ready
+from bastion.attacks.asking import GradientsInside, logits_of, ready
 from bastion.attacks.losses import Loss, LossName, ce, margin, misclassified
 from bastion.attacks.pgd import PGD, fgsm
 from bastion.errors import BastionError
@@ -51,9 +51,10 @@ class Sanity:
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         batch = ready(model, batch, "sanity")
         model = Attached(model)
-        x = batch.x.clone().requires_grad_()
+        x, inside = batch.x.clone().requires_grad_(), GradientsInside()
         with torch.enable_grad():
-            logits = model(x)
+            with inside:
+                logits = model(x)
             no_ce, no_margin = (stuck(loss, logits, batch.y, x) for loss in (ce, margin))
         logits = logits.detach()
         finite = logits.isfinite().all(1)
@@ -66,6 +67,7 @@ class Sanity:
             "training-mode": torch.full_like(right, any(module.training for module in model.model.modules())),
             "stochastic": random,
             "batch-dependent": batch_dependent(model, batch.x, logits) & ~random,
+            "dynamic": torch.full_like(right, inside.found),
             "zero-gradient": right & no_margin,
             "saturated-ce": right & no_ce & ~no_margin,
             # An attack on a model that is not the same twice fails or succeeds by chance.

@@ -423,21 +423,34 @@ def test_a_backward_pass_of_the_models_own_survives_whatever_image_comes_first()
         assert torch.allclose(first.x, last.x[back], atol=1e-9)
 
 
-def test_a_model_that_takes_gradients_by_itself_can_be_attacked() -> None:
+class Purify(nn.Module):
+    """Steps to a likelier image first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = unsettled(convolutional())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.layers(point).logsumexp(1).sum(), point)
+        return self.layers(x - 0.01 * gradient.sign())
+
+
+class Adapt(Purify):
+    """Asks for gradients by its own parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            weight = next(self.layers.parameters())
+            (gradient,) = torch.autograd.grad(self.layers(x.detach()).logsumexp(1).sum(), weight)
+        return self.layers(x) + gradient.mean()
+
+
+@pytest.mark.parametrize("kind", [Purify, Adapt])
+def test_a_model_that_takes_gradients_by_itself_can_be_attacked(kind: type[Purify]) -> None:
     """As defences at test time do: a trace forgets that gradients were switched on."""
-
-    class Purify(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = unsettled(convolutional())
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.enable_grad():
-                point = x.detach().requires_grad_()
-                (gradient,) = torch.autograd.grad(self.layers(point).logsumexp(1).sum(), point)
-            return self.layers(x - 0.01 * gradient.sign())
-
-    model, x = Purify().eval(), torch.rand(4, 3, 8, 8)
+    model, x = kind().eval(), torch.rand(4, 3, 8, 8)
     batch = Batch(torch.arange(4), x, model(x).argmax(1))
     for attack in (APGD(steps=5), FAB(steps=5, targets=3), Square(queries=5)):
         assert judge(model, batch, attack, Threat("linf", 0.3), seed=0).inside.all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ class Rounded(Colours):
 class Detached(Colours):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Purified(Colours):
+    """Asks itself which way the image is clearer, and goes no step."""
+
+    def __init__(self, way: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            self.way(super().forward(point).logsumexp(1).sum(), point)
         return super().forward(x)
 
 
@@ -171,6 +186,9 @@ def test_a_trained_network_has_no_symptom(tiny_model: Classifier, tiny_data: Dat
         (Stubborn(nn.Dropout(0.2)), {"stochastic": N, "training-mode": N}),
         (Stubborn(nn.BatchNorm2d(3, affine=False)), {"batch-dependent": N, "training-mode": N}),
         (Centred(), {"batch-dependent": N}),
+        (Purified(torch.autograd.grad), {"dynamic": N}),
+        (Purified(lambda loss, point: torch.autograd.backward(loss, inputs=[point])), {"dynamic": N}),
+        (Purified(lambda loss, point: loss.backward(inputs=[point])), {"dynamic": N}),
         (Softmax(), {"probabilities": N}),
         (HalfSoftmax(), {"probabilities": N}),
         (Loud(), {"saturated-ce": N, "unbounded-survives": N}),
@@ -268,7 +286,7 @@ def test_measured_checks_warn_and_are_no_accuracy(tiny_data: DataSet, tmp_path: 
     assert facts.table().splitlines()[-1].startswith("warning: stochastic (40 of 40 examples, probe sanity): The ")
     healthy = measure(Colours(), tiny_data, suite, folder=tmp_path / "healthy", block=13)
     assert healthy.warnings() == []
-    assert healthy.table().splitlines()[-1] == "sanity checks: 11, no warning"
+    assert healthy.table().splitlines()[-1] == "sanity checks: 12, no warning"
 
 
 def column(share: float, n: int = 1000) -> np.ndarray[Any, Any]:
