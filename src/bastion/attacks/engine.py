@@ -255,8 +255,9 @@ def hunt(
         first = (asked.step == 0) & rule.wants_gradient(asked)
         if first.any():
             notice_blindness(batch.index[asked.at[first]], gradient[first])
-        if goal != "loss" and rule.eot == 1:  # one draw of a model that draws random numbers proves nothing
-            _harvest(asked, points, logits, threat, goal, found, 16 * victim.grain)
+        if goal != "loss":
+            # One draw of a model that draws random numbers proves nothing: its hits are kept, and end no run.
+            _harvest(asked, points, logits, threat, goal, found, 16 * victim.grain, settles=rule.eot == 1)
         rule.tell(asked, logits, gradient)
         if asked.done.any():
             ended = asked.take(asked.done)
@@ -314,7 +315,9 @@ def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tens
     return logits.detach(), total if rule.eot == 1 else total / rule.eot
 
 
-def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float) -> None:
+def _harvest(
+    runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, found: Findings, rounding: float, *, settles: bool
+) -> None:
     """Keep the points that fool the model inside the threat's set; a lead below the rounding is none."""
     hits = misclassified(logits, runs.y).nonzero()[:, 0]
     if not len(hits):
@@ -330,7 +333,7 @@ def _harvest(runs: R, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, fou
     sure = beyond_doubt(logits, runs.y[hits], least)
     score = lead if goal == "hit" else -threat.distance(x0, x) - torch.where(sure, 0.0, DOUBT)
     found.offer(at, x, score, fooled=True)
-    if goal == "hit":
+    if goal == "hit" and settles:
         found.settle(at[sure], number[sure], x[sure], lead[sure])
 
 

@@ -33,13 +33,18 @@ class Ensemble:
         if not self.members:
             raise BastionError("ensemble: needs at least one member")
 
+    @property
+    def eot(self) -> int:
+        """Passes that a gradient is averaged over: more than one for models that draw random numbers."""
+        return max(getattr(member, "eot", 1) for member in self.members)
+
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         batch = ready(model, batch, "ensemble")
         x = batch.x.clone()
         if len(x) == 0:
             return x
         right, best, _ = standing(model, batch)
-        if any(getattr(member, "eot", 1) > 1 for member in self.members):
+        if self.eot > 1:
             right = torch.ones_like(right)  # the model draws random numbers: one wrong answer proves nothing
         for number, member in enumerate(self.members):
             if not right.any():
@@ -84,6 +89,10 @@ class AutoAttack:
 
     def __post_init__(self) -> None:
         check_words(self, "autoattack")
+
+    @property
+    def eot(self) -> int:
+        return self.ensemble("linf").eot  # the same in every norm
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return self.ensemble(threat.norm)(model, batch, threat, seed=seed)

@@ -19,7 +19,7 @@ from bastion import BastionError, Threat
 from bastion.attacks import journal
 from bastion.attacks.apgd import APGD
 from bastion.attacks.engine import Findings, Jobs, Run, Search, attack, hunt, opening
-from bastion.attacks.ensemble import Ensemble
+from bastion.attacks.ensemble import AutoAttack, Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.judge import judge
 from bastion.attacks.losses import ce, margin, misclassified
@@ -604,6 +604,28 @@ def test_one_unlucky_draw_of_a_random_model_spares_no_image_the_attack() -> None
     assert verdict.clean.sum() > 20
     assert not ((verdict.x == x).flatten(1).all(1) & verdict.clean).any()
     assert (verdict.clean & ~verdict.fooled).sum() <= 1
+
+
+def test_a_hit_of_a_random_model_is_not_lost_to_a_higher_loss() -> None:
+    """The cross-entropy is highest at the edge, where all three classes are about as likely and the right one wins."""
+
+    class Bump(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            shift = 10 * (x.flatten(1).mean(1) - 0.5)  # 0 to 1 in the ball
+            second = torch.where((shift > 0.1) & (shift < 0.6), 0.2, -0.05)
+            return torch.stack([torch.zeros_like(shift), second, -3 + 2.95 * shift], 1)
+
+    batch = Batch(torch.arange(8), torch.full((8, 1, 2, 2), 0.5), torch.zeros(8, dtype=torch.int64))
+    for eot in (1, 2):
+        verdict = judge(Bump(), batch, APGD(steps=10, restarts=20, eot=eot), Threat("linf", 0.1), seed=0)
+        assert verdict.fooled.all()
+
+
+def test_an_ensemble_inside_another_tells_that_its_gradients_are_averaged() -> None:
+    inner = Ensemble(members=(APGD(steps=1), APGD(steps=1, eot=4)))
+    assert Ensemble(members=(Square(), inner)).eot == 4
+    assert Ensemble(members=(AutoAttack(version="rand"),)).eot == 20
+    assert AutoAttack().eot == 1
 
 
 def test_an_image_within_rounding_of_a_tie_is_attacked() -> None:
