@@ -41,6 +41,10 @@ class ProbeStore:
     def _path(self, block: range, kind: str) -> Path:
         return self.folder / f"{kind}-{block.start:07d}-{block.stop:07d}.safetensors"
 
+    def _place(self, path: Path) -> str:
+        """Where facts belong: a file that was put elsewhere by hand tells of other examples, or of another model."""
+        return f"{self.folder.name}/{path.name}"
+
     def has(self, block: range) -> bool:
         return self._path(block, "facts").is_file()
 
@@ -48,10 +52,18 @@ class ProbeStore:
         """Pictures first: where facts are, all of the block is."""
         if pictures:
             storage.write_arrays(self._path(block, "pictures"), pictures)
-        storage.write_arrays(self._path(block, "facts"), facts)
+        path = self._path(block, "facts")
+        storage.write_arrays(path, facts, {"of": self._place(path)})
 
     def read(self, blocks: list[range]) -> dict[str, Column]:
-        return joined([storage.read_arrays(self._path(block, "facts"))[0] for block in blocks])
+        return joined([self._facts(block) for block in blocks])
+
+    def _facts(self, block: range) -> dict[str, Column]:
+        path = self._path(block, "facts")
+        facts, metadata = storage.read_arrays(path)
+        if metadata.get("of") != self._place(path):
+            raise BastionError(f"{path}: facts of something else than its place says; remove it and measure again")
+        return facts
 
     def pictures(self, blocks: list[range]) -> dict[str, Column]:
         """Of the first examples, as many as were kept."""
@@ -169,22 +181,46 @@ class Facts:
 
 
 def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:
-    """`about["probes"]` maps each label to its store's folder name."""
+    """`about["probes"]` maps each label to its store's folder name. One that is stored keeps its date."""
     key = storage.fingerprint({"probes": about["probes"], "n": about["n"]}, digits=8)
     path = run.measurements / f"{about['suite']}-{key}.json"
-    storage.write_json(path, dict(about))
+    if not _says(path, about):
+        storage.write_json(path, dict(about))
     return path
+
+
+def _says(path: Path, about: Mapping[str, Any]) -> bool:
+    """Does a measurement tell this, but for when, where and by which command it was made?"""
+    try:
+        stored = storage.read_json(path)
+    except BastionError:  # not there, or damaged
+        return False
+    passing = dict.fromkeys(("created", "command", "machine"))
+    return isinstance(stored, dict) and storage.fingerprint(stored | passing) == storage.fingerprint(
+        {**about, **passing}
+    )
 
 
 def read_measurement(run: Run, path: Path) -> Facts:
     about = storage.read_json(path)
-    if not isinstance(about, dict) or not {"probes", "n", "block", "created"} <= about.keys():
+    if not _is_measurement(about):
         raise BastionError(f"{path}: not a measurement; remove it and measure again")
     columns: dict[str, Column] = {}
     for label, folder in about["probes"].items():
         part = ProbeStore(run.facts / folder).read(blocks(about["n"], about["block"]))
         columns |= {f"{label}/{name}": column for name, column in part.items()}
     return Facts(about, columns)
+
+
+def _is_measurement(about: Any) -> bool:
+    if not isinstance(about, dict) or not {"probes", "n", "block", "created"} <= about.keys():
+        return False
+    counts, folders = (about["n"], about["block"]), about["probes"]
+    return (
+        all(type(count) is int and count > 0 for count in counts)
+        and isinstance(folders, dict)
+        and all(isinstance(folder, str) for folder in folders.values())
+    )
 
 
 def read_measurements(run: Run) -> list[Facts]:

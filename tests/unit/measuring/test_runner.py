@@ -12,7 +12,7 @@ import torch
 from tests.conftest import QUICK
 from torch import Tensor, nn
 
-from bastion import BastionError
+from bastion import BastionError, storage
 from bastion.errors import Interrupted
 from bastion.measuring import runner
 from bastion.measuring.runner import measure
@@ -143,6 +143,33 @@ def test_an_interruption_keeps_what_is_done(ask: Any, tmp_path: Path, monkeypatc
     facts = ask()
     assert before.items() <= _files(tmp_path).items()
     assert np.array_equal(facts.correct("pgd"), ask(folder=tmp_path / "whole").correct("pgd"))
+
+
+def test_facts_of_another_block_are_not_taken_for_those_of_this_one(ask: Any, tmp_path: Path) -> None:
+    ask(limit=32)
+    first, second = sorted(tmp_path.rglob("facts-*"))[:2]
+    assert first.parent == second.parent
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(BastionError, match=r"facts-0000016-0000032.safetensors: facts of something else .* remove it"):
+        ask(limit=32)
+
+
+@pytest.mark.parametrize("change", [{"n": "many"}, {"block": 0}, {"probes": []}, {"probes": {"clean": 3}}])
+def test_a_damaged_measurement_says_which_file_to_remove(ask: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    ask(limit=16)
+    (path,) = (tmp_path / "run" / "measurements").glob("*.json")
+    storage.write_json(path, storage.read_json(path) | change)
+    with pytest.raises(BastionError, match=rf"{path.name}: not a measurement; remove it"):
+        read_measurements(open_run(tmp_path / "run"))
+
+
+def test_measuring_again_leaves_the_measurement_as_it_was(ask: Any, tmp_path: Path) -> None:
+    ask(limit=16)
+    (path,) = (tmp_path / "run" / "measurements").glob("*.json")
+    storage.write_json(path, storage.read_json(path) | {"created": "before", "command": "another"})
+    assert ask(limit=16).about["created"] == "before"
+    path.write_text("{")
+    assert ask(limit=16).n == 16  # a damaged one is written anew
 
 
 def test_a_damaged_block_says_which_file_to_remove(ask: Any, tmp_path: Path) -> None:
