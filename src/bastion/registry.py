@@ -19,6 +19,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
+import numbers
 import os
 import pkgutil
 import sys
@@ -197,22 +199,37 @@ def bind(
     return {key: _convert(hints.get(key, Any), value, f"{path}.{key}") for key, value in values.items()}
 
 
-def check_words(settings: Any, where: str) -> None:
-    """For a dataclass made in Python: fields that take one of a few words have one of them."""
-    for name, words in _words(type(settings)).items():  # type: ignore[arg-type]
-        if (value := getattr(settings, name)) not in words:
+def check_fields(settings: Any, where: str) -> None:
+    """For a dataclass made in Python: fields that take numbers, or one of a few words, have what they take."""
+    for name, options in _field_options(type(settings)).items():  # type: ignore[arg-type]
+        value = getattr(settings, name)
+        literals = [option for option in options if typing.get_origin(option) is typing.Literal]
+        words = [word for literal in literals for word in typing.get_args(literal)]
+        if len(literals) == len(options) and value not in words:
             raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
+        if PLAIN.keys() >= set(options) and not any(_is_a(option, value) for option in options):
+            expected = " or ".join(PLAIN[option] for option in options)
+            raise BastionError(f"{where}.{name}: expected {expected}, got {value!r}")
+
+
+PLAIN = {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
 
 
 @functools.cache
-def _words(kind: type) -> dict[str, tuple[str, ...]]:
-    """Of the fields that are annotated with nothing but literals."""
-    options = {name: _options(hint) for name, hint in typing.get_type_hints(kind).items()}
-    return {
-        name: tuple(word for each in literals for word in typing.get_args(each))
-        for name, literals in options.items()
-        if all(typing.get_origin(each) is typing.Literal for each in literals)
-    }
+def _field_options(kind: type) -> dict[str, tuple[Any, ...]]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: _options(hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """A yes or no is no number, and neither is NaN or infinity."""
+    if kind not in (int, float):
+        return isinstance(value, kind)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, numbers.Integral) or (
+        kind is float and isinstance(value, numbers.Real) and math.isfinite(value)
+    )
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, fitting, margin
 from bastion.attacks.threat import Norm, Radius, Threat, length, project, retract, steepest
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 MOMENTUM = 0.75
@@ -43,7 +43,7 @@ class APGD:
     keep: Literal["fooled", "best"] = "fooled"
 
     def __post_init__(self) -> None:
-        check_words(self, "apgd")
+        check_fields(self, "apgd")
         if min(self.steps, self.targets) < 0 or min(self.restarts, self.eot) < 1 or not 0 < self.sparsity <= 1:
             raise BastionError(
                 "apgd: need steps and targets >= 0, restarts and eot >= 1 and a sparsity in (0, 1], got "

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from bastion.attacks import journal
 from bastion.attacks.losses import Loss, input_gradient, misclassified
 from bastion.errors import BastionError
 from bastion.types import Batch
+
+UNSTEADY = (_BatchNorm, _DropoutNd)  # not the same in training mode
+learning: ContextVar[bool] = ContextVar("learning", default=False)  # inside a training step
 
 
 def ready(model: nn.Module, batch: Batch, where: str) -> Batch:
@@ -20,6 +27,12 @@ def ready(model: nn.Module, batch: Batch, where: str) -> Batch:
         raise BastionError(f"{where}: the model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
     if torch.is_inference_mode_enabled():
         raise BastionError(f"{where}: no attacks inside torch.inference_mode(), where all gradients are zero; leave it")
+    if model.training and not learning.get() and any(isinstance(part, UNSTEADY) for part in model.modules()):
+        warnings.warn(
+            f"{where}: the model is in training mode: BatchNorm learns from the attack, dropout hides from it; call "
+            "model.eval() first",
+            stacklevel=3,
+        )
     batch = Batch(*(part.clone() if part.is_inference() else part.detach() for part in batch))
     return batch.check(getattr(model, "num_classes", None), where)
 

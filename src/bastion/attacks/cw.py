@@ -12,6 +12,7 @@ from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import margin
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 BETAS, TINY = (0.9, 0.999), 1e-8  # Adam's
@@ -33,6 +34,7 @@ class CW:
     steps: int = 100
 
     def __post_init__(self) -> None:
+        check_fields(self, "cw")
         if min(self.c, self.lr) <= 0 or min(self.kappa, self.steps) < 0:
             raise BastionError(
                 f"cw: need c and lr above 0, kappa and steps >= 0, got {self.c}, {self.lr}, {self.kappa}, {self.steps}"

@@ -12,6 +12,7 @@ from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import misclassified, targeted_margin
 from bastion.attacks.threat import Norm, Threat
 from bastion.errors import BastionError
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 
@@ -28,6 +29,7 @@ class DeepFool:
     classes: int = 10  # boundaries to so many of the likeliest wrong classes are looked at; a gradient for each
 
     def __post_init__(self) -> None:
+        check_fields(self, "deepfool")
         if self.steps < 0 or self.overshoot <= 0 or self.classes < 1:
             raise BastionError(
                 "deepfool: need steps >= 0, overshoot above 0 and classes >= 1, got "

@@ -16,7 +16,7 @@ from bastion.attacks.judge import standing
 from bastion.attacks.square import Square
 from bastion.attacks.threat import Norm, Threat
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Attack, Batch
 
 Version = Literal["standard", "plus", "rand"]
@@ -88,7 +88,7 @@ class AutoAttack:
     version: Version = "standard"
 
     def __post_init__(self) -> None:
-        check_words(self, "autoattack")
+        check_fields(self, "autoattack")
 
     @property
     def eot(self) -> int:

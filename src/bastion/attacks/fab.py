@@ -15,7 +15,7 @@ from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import misclassified, targeted_margin
 from bastion.attacks.threat import Threat, length
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 PULL = 0.1  # most that a step is drawn towards the image (α_max)
@@ -38,7 +38,7 @@ class FAB:
     keep: Literal["fooled", "nearest"] = "fooled"
 
     def __post_init__(self) -> None:
-        check_words(self, "fab")
+        check_fields(self, "fab")
         if min(self.steps, self.targets) < 0 or self.restarts < 1:
             raise BastionError(
                 f"fab: need steps and targets >= 0, restarts >= 1, got {self.steps}, {self.targets}, {self.restarts}"

@@ -16,6 +16,7 @@ from bastion.attacks.losses import likeliest_wrong
 from bastion.attacks.threat import Threat
 from bastion.attacks.victim import Victim, under_attack
 from bastion.errors import BastionError
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 
@@ -34,6 +35,7 @@ class Minimal:
     targets: int = 3
 
     def __post_init__(self) -> None:
+        check_fields(self, "minimal")
         if min(self.fab_steps, self.bisections, self.steps) < 0 or min(self.fab_targets, self.targets) < 1:
             raise BastionError(f"minimal: need steps and bisections >= 0 and at least one target, got {self}")
 

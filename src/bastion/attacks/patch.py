@@ -17,7 +17,7 @@ from bastion.attacks.asking import Incumbent, ascent, evaluate, logits_of, notic
 from bastion.attacks.losses import LOSSES, Loss, LossName, ce
 from bastion.attacks.threat import Threat, length
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch, Tapped
 
 Choice = Literal["gradient", "random", "attention"]
@@ -40,7 +40,7 @@ class PatchPGD:
     sparsity: float = 0.01  # l1 only: the share of the image's coordinates that a step moves
 
     def __post_init__(self) -> None:
-        check_words(self, "patch-pgd")
+        check_fields(self, "patch-pgd")
         check_patches("patch-pgd", self.patches, self.size)
         if self.steps < 0 or self.restarts < 1:
             raise BastionError(f"patch-pgd: need steps >= 0 and restarts >= 1, got {self.steps} and {self.restarts}")
@@ -83,7 +83,7 @@ class PatchNoise:
     loss: LossName = "ce"
 
     def __post_init__(self) -> None:
-        check_words(self, "patch-noise")
+        check_fields(self, "patch-noise")
         check_patches("patch-noise", self.patches, self.size)
         _check_draws("patch-noise", self.draws)
 
@@ -114,7 +114,7 @@ class PatchOcclusion:
     loss: LossName = "ce"
 
     def __post_init__(self) -> None:
-        check_words(self, "patch-occlusion")
+        check_fields(self, "patch-occlusion")
         check_patches("patch-occlusion", 1, self.size)
         _check_draws("patch-occlusion", self.draws)
         if not 0 < self.share <= 1:

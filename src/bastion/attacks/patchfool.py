@@ -24,7 +24,7 @@ from bastion.attacks.patch import (
 )
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 NAME = "patch-fool"
@@ -54,7 +54,7 @@ class PatchFool:
     pixel_steps: int = 200  # sparse only: after so many steps the choice of pixels is final
 
     def __post_init__(self) -> None:
-        check_words(self, NAME)
+        check_fields(self, NAME)
         check_patches(NAME, self.patches, 1 if self.size is None else self.size)
         if self.steps < 0 or self.decay_every < 1 or self.pixel_steps < 0 or self.block < 0:
             raise BastionError(

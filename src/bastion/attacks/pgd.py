@@ -24,7 +24,7 @@ from bastion.attacks.losses import (
 )
 from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 
@@ -49,7 +49,7 @@ class PGD:
     keep: Literal["best", "last"] = "best"  # "last" saves a forward pass, for training
 
     def __post_init__(self) -> None:
-        check_words(self, "pgd")
+        check_fields(self, "pgd")
         if min(self.steps, self.targets, self.momentum) < 0 or self.restarts < 1:
             raise BastionError(
                 "pgd: need steps, targets and momentum >= 0 and restarts >= 1, got "

@@ -16,6 +16,7 @@ from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import margin
 from bastion.attacks.threat import SHY, Threat, project
 from bastion.errors import BastionError
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 # The share of the image that a square covers halves after each of these queries, of 10,000.
@@ -38,6 +39,7 @@ class Square:
     rescale: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, "square")
         if self.queries < 0 or self.restarts < 1 or not 0 < self.share <= 1:
             raise BastionError(
                 "square: need queries >= 0, restarts >= 1 and a share in (0, 1], got "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bastion import rng
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 
 Norm = Literal["linf", "l2", "l1"]
 
@@ -24,9 +24,8 @@ class Threat:
     eps: float
 
     def __post_init__(self) -> None:
-        check_words(self, "threat")
-        number = isinstance(self.eps, int | float) and not isinstance(self.eps, bool)
-        if not (number and 0 <= self.eps < math.inf):
+        check_fields(self, "threat")
+        if self.eps < 0:
             raise BastionError(f"threat.eps: must be a number >= 0 in pixel units such as 8/255, got {self.eps!r}")
         if self.norm == "linf" and self.eps > 1:
             raise BastionError(

@@ -20,7 +20,7 @@ from bastion.attacks.pgd import accumulated
 from bastion.attacks.threat import Threat
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch, Tapped
 
 
@@ -46,7 +46,7 @@ class Transferable:
     blur: float = 0.0  # TI (Dong et al. 2019): σ, in pixels, of the Gaussian that gradients are convolved with
 
     def __post_init__(self) -> None:
-        check_words(self, "transferable")
+        check_fields(self, "transferable")
         check_patches("transferable", 1, self.size)
         if self.steps < 0 or (self.rel_step is not None and not self.rel_step > 0):
             raise BastionError(f"transferable: need steps >= 0 and rel_step > 0, got {self.steps} and {self.rel_step}")

@@ -7,7 +7,6 @@ import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from bastion import rng
-from bastion.attacks.asking import GradientsInside, logits_of
+from bastion.attacks.asking import GradientsInside, learning, logits_of
 
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
 # processor's cache. `benchmarks/lanes.py` measures it.
@@ -44,19 +43,16 @@ class Victim(nn.Module):
         return logits.to(x.dtype)
 
 
-_as_it_is: ContextVar[bool] = ContextVar("_as_it_is", default=False)
-
-
 @contextmanager
 def for_training(model: nn.Module) -> Iterator[None]:
     """Attacks inside are a part of a training step: weights change after each, so a copy is not worth its making,
     and all of the batch is asked about at once. Parameters collect no gradients."""
-    token = _as_it_is.set(True)
+    token = learning.set(True)
     try:
         with frozen(model):
             yield
     finally:
-        _as_it_is.reset(token)
+        learning.reset(token)
 
 
 @contextmanager
@@ -74,7 +70,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 def goes_together(model: nn.Module) -> bool:
     """Is each pass made by all processes that train, the inner attack's too? They must then make as many."""
-    if not _as_it_is.get():
+    if not learning.get():
         return False
     shared = any(part.training and getattr(part, "together", False) for part in model.modules())
     return shared or any(isinstance(each, DTensor) for each in model.parameters())
@@ -91,7 +87,7 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     if isinstance(model, Victim):
         yield model
         return
-    whole = _as_it_is.get() or any(part.training for part in model.modules())
+    whole = learning.get() or any(part.training for part in model.modules())
     learns = not whole and _differentiates(model, x[:1])
     network = model if whole or learns or not _convolves(model) else _cheaper(model, x[:2])
     with nullcontext() if learns else frozen(network):

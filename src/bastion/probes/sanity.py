@@ -18,7 +18,7 @@ from bastion.attacks.losses import Loss, LossName, ce, margin, misclassified
 from bastion.attacks.pgd import PGD, fgsm
 from bastion.errors import BastionError
 from bastion.probes import probes
-from bastion.registry import check_words
+from bastion.registry import check_fields
 from bastion.types import Batch
 
 TOLERANCE = 1e-4  # of an answer's length: more than float rounding
@@ -41,7 +41,7 @@ class Sanity:
     loss: LossName = "ce"  # of FGSM and PGD
 
     def __post_init__(self) -> None:
-        check_words(self, "sanity")
+        check_fields(self, "sanity")
         if self.steps < 2 or self.forwards < 2 or self.tries < 1:
             raise BastionError(
                 "sanity: need steps >= 2, forwards >= 2 and tries >= 1, "

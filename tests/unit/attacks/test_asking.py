@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import MakeLinear
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from bastion import BastionError, Threat
 from bastion.attacks import journal
 from bastion.attacks.apgd import APGD
+from bastion.attacks.cw import CW
+from bastion.attacks.deepfool import DeepFool
 from bastion.attacks.ensemble import AutoAttack, Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.judge import judge, standing
@@ -208,7 +211,7 @@ def test_passes_are_counted(attack: Attack) -> None:
     with journal.opened() as notes:
         attack(Answering(count).eval(), images(), THREAT, seed=0)
     judged = 2 * 6 if isinstance(attack, Ensemble) else 0  # which is no pass of an attack
-    calibration = int(isinstance(attack, APGD | FAB | Square | Minimal | Ensemble))
+    calibration = 2 * isinstance(attack, APGD | FAB | Square | Minimal | Ensemble)  # of one image each
     assert sum(notes.forwards.values()) == passes[0] - judged - calibration
     assert sum(notes.backwards.values()) == passes[1]
     assert set(notes.forwards) == set(range(6))
@@ -290,3 +293,39 @@ def test_a_lead_below_the_rounding_of_the_largest_logit_is_none(norm: Any) -> No
     for attack in (FAB(steps=20, targets=2, keep="nearest", overshoot=1.0001), Minimal(fab_steps=10, steps=10)):
         points = attack(model, batch, threat, seed=0)
         assert all(model(point[None]).argmax(1) == 1 for point in points)
+
+
+@pytest.mark.parametrize("part", [nn.BatchNorm2d(3), nn.Dropout(0.1)], ids=lambda part: type(part).__name__)
+def test_a_model_in_training_mode_is_told(part: nn.Module) -> None:
+    model = nn.Sequential(part, nn.Flatten(), nn.Linear(12, 3))
+    batch = Batch(torch.arange(4), torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.int64))
+    for attack in (PGD(steps=1), APGD(steps=1)):
+        with pytest.warns(UserWarning, match=r"the model is in training mode: .* call model.eval\(\) first"):
+            attack(model.train(), batch, THREAT, seed=0)
+        attack(model.eval(), batch, THREAT, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PGD(steps=2.5), r"pgd.steps: expected a whole number, got 2.5"),
+        (lambda: PGD(steps=True), r"pgd.steps: expected a whole number, got True"),
+        (lambda: PGD(momentum=float("nan")), r"pgd.momentum: expected a number, got nan"),
+        (lambda: PGD(rel_step="1"), r"pgd.rel_step: expected a number or None, got '1'"),
+        (lambda: PGD(random_start=1), r"pgd.random_start: expected true or false, got 1"),
+        (lambda: APGD(eot=1.0), r"apgd.eot: expected a whole number, got 1.0"),
+        (lambda: FAB(overshoot=float("inf")), r"fab.overshoot: expected a number, got inf"),
+        (lambda: Square(queries=1e3), r"square.queries: expected a whole number, got 1000.0"),
+        (lambda: CW(c=None), r"cw.c: expected a number, got None"),
+        (lambda: DeepFool(classes="10"), r"deepfool.classes: expected a whole number, got '10'"),
+        (lambda: Minimal(steps=None), r"minimal.steps: expected a whole number, got None"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_in_python_too(make: Callable[[], Attack], message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert PGD(steps=np.int64(2), step=np.float32(0.1)).steps == 2
+    assert Threat("linf", np.float32(0.1)).eps == np.float32(0.1)

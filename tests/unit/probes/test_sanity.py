@@ -198,6 +198,7 @@ def test_a_trained_network_has_no_symptom(tiny_model: Classifier, tiny_data: Dat
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
+@pytest.mark.filterwarnings("ignore:.*the model is in training mode")  # which is the point
 def test_each_defect_has_its_symptoms_and_no_others(model: nn.Module, expected: dict[str, int], batch: Batch) -> None:
     assert symptoms(model, batch) == expected
 
@@ -233,6 +234,7 @@ def test_images_divided_twice_are_found_but_black_ones_are_only_black(batch: Bat
     assert symptoms(Colours(), batch._replace(x=x))["input-range"] == 30
 
 
+@pytest.mark.filterwarnings("ignore:.*the model is in training mode")  # which is the point
 def test_a_single_image_is_checked_too(batch: Batch) -> None:
     one = batch.select(torch.tensor([3]))
     assert symptoms(Colours(), one) == {}
