@@ -267,8 +267,8 @@ def load_recipe(name: str | Path, changes: Iterable[str] = ()) -> Recipe:
     return _load(Recipe, name, "", changes)
 
 
-def load_suite(name: str | Path, changes: Iterable[str] = ()) -> Suite:
-    """A measuring suite by its shipped name (`demo`) or file."""
+def load_suite(name: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Suite:
+    """A measuring suite by its shipped name (`demo`) or file, or what such a file would say."""
     return _load(Suite, name, "suites/", changes)
 
 
@@ -307,13 +307,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return lines
 
 
-def _load(schema: type[S], name: str | Path, folder: str, changes: Iterable[str]) -> S:
-    path = _find(str(name), folder, None)
-    content = merge(_with_parents(path, folder, ()), parse_changes(changes))
+def _load(schema: type[S], name: str | Path | Mapping[str, Any], folder: str, changes: Iterable[str]) -> S:
+    where, content = str(name), name
+    if isinstance(content, Mapping):
+        where = schema.__name__.lower()
+    else:
+        content = _with_parents(_find(where, folder, None), folder, ())
     try:
-        return schema.model_validate(content)
+        return schema.model_validate(merge(content, parse_changes(changes)))
     except ValidationError as error:
-        raise BastionError(f"{name}: {_explain(schema, error)}") from error
+        raise BastionError(f"{where}: {_explain(schema, error)}") from error
 
 
 def _find(name: str, folder: str, beside: Path | None) -> Path:

@@ -219,7 +219,10 @@ def _suites(pattern: str) -> Rows:
 def _zoo(pattern: str) -> Rows:
     from bastion.models.load import zoo_names
 
-    return ((name, "") for name in zoo_names())
+    for name in zoo_names():
+        recipe = load_recipe(name)
+        reached = [f"{probe} {100 * share:.0f} %" for probe, share in recipe.expect.items() if isinstance(share, float)]
+        yield name, f"{recipe.about.partition(chr(10))[0]} {', '.join(reached)}"
 
 
 KINDS: dict[str, Callable[[str], Rows]] = {

@@ -56,6 +56,7 @@ def test_help_names_every_verb_and_needs_no_torch() -> None:
         ("data", "cifar10-mini"),
         ("recipes", "tiny/demo-robust"),
         ("suites", "demo"),
+        ("zoo", "zoo/cifar10-linf-vit"),
     ],
 )
 def test_list_shows_names_with_a_line_on_each(bastion: Bastion, kind: str, name: str) -> None:

@@ -69,7 +69,7 @@ class Plan:
 def measure(
     model: nn.Module | str | Path,
     data: DataSet | Mapping[str, Any] | str = "cifar10-mini",
-    suite: Suite | str | Path = "demo",
+    suite: Suite | Mapping[str, Any] | str | Path = "demo",
     *,
     split: str = "test",
     limit: int | None = None,
@@ -82,6 +82,7 @@ def measure(
 ) -> Facts:
     """Ask a suite of probes of the first `limit` examples. What is already stored is not asked again.
 
+    A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`.
     Facts go to `folder`; without it to the model's own run, or to `runs/` under the model's name.
     """
     source = model if isinstance(model, nn.Module) else locate(model)
@@ -114,7 +115,7 @@ def measure(
         **identity,
         "model": name_of(source),
         "classes": list(data_set.classes),
-        "suite": "custom" if isinstance(suite, Suite) else Path(suite).stem,
+        "suite": Path(suite).stem if isinstance(suite, str | Path) else "custom",
         "n": n,
         "probes": {label: each.folder.name for label, each in stores.items()},
         "described": {label: repr(probe) for label, probe in asked.items()},

@@ -37,6 +37,7 @@ def locate(name: str | Path) -> Path:
         raise BastionError(f"{path}: is a file; give the folder with the weights and {checkpoint.CARD}")
     raise BastionError(
         f"no model '{name}': not a run, not a folder with {checkpoint.CARD}, not zoo/NAME (see `bastion list zoo`)"
+        + did_you_mean(f"zoo/{name}", zoo_names())
     )
 
 

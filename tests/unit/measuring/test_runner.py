@@ -66,6 +66,15 @@ def test_the_worst_case_is_taken_example_by_example(ask: Any) -> None:
     assert "n = 40" in facts.table()
 
 
+def test_a_suite_may_be_given_as_what_its_file_would_say(ask: Any) -> None:
+    probes = {"clean": "accuracy", "pgd": SUITE.probes["pgd"].plain()}
+    assert np.array_equal(ask(suite={"probes": probes}).correct("pgd"), ask().correct("pgd"))
+    with pytest.raises(BastionError, match="suite: probe: unknown key; did you mean 'probes'"):
+        ask(suite={"probe": probes})
+    with pytest.raises(BastionError, match="probes.clean.name: unknown probe 'acuracy'; did you mean 'accuracy'"):
+        ask(suite={"probes": {"clean": "acuracy"}})
+
+
 def _files(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("facts-*")}
 
