@@ -131,11 +131,9 @@ def _question(facts: Facts) -> str:
 
 
 def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
-    """A run that was asked twice, with another seed or weights, is told apart by the time."""
-    asked = [subject.name for subject, _ in group]
     return [
         Row(
-            name=subject.name if asked.count(subject.name) == 1 else f"{subject.name}, {facts.about['created']}",
+            name=_row_name(subject, facts, [other for asked, other in group if asked is subject]),
             subject=subject,
             facts=facts,
             accuracies=facts.accuracies(),
@@ -143,6 +141,15 @@ def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
         )
         for subject, facts in group
     ]
+
+
+def _row_name(subject: Subject, facts: Facts, asked: Sequence[Facts]) -> str:
+    """What was asked more often in one run is told apart by the model, the seed or the time."""
+    if len(asked) == 1:
+        return subject.name
+    marks = [("model", ""), ("seed", "seed "), ("created", "")]
+    key, word = next((mark for mark in marks if len({each.about[mark[0]] for each in asked}) == len(asked)), marks[-1])
+    return f"{subject.name}, {word}{facts.about[key]}"
 
 
 def attacked(facts: Facts, label: str) -> bool:
@@ -166,16 +173,26 @@ def _doubt(comparison: Comparison) -> str:
 
 
 def _verdict(row: Row, *, spelled_out: bool) -> str:
-    """`robust: 47.0 % right on clean images, 26.5 % under attack`, or short `standard: 55.0 % and 0.0 %`."""
+    """`robust: 47.0 % right on clean images, 26.5 % under attack (ℓ2 ≤ 1)`, or short `standard: 55.0 % and 0.0 %`."""
     clean = [label for label in row.accuracies if label != WORST and not attacked(row.facts, label)]
     others = [label for label in row.accuracies if label != WORST and label not in clean[:1]]
     worst = WORST if WORST in row.accuracies else others[0] if others else None
-    setting = "under attack" if all(attacked(row.facts, label) for label in others) else "in the worst case"
-    parts = [(label, "right on clean images") for label in clean[:1]] + [(label, setting) for label in [worst] if label]
+    parts = [(label, "right on clean images") for label in clean[:1]]
+    parts += [(label, _setting(row.facts, others)) for label in [worst] if label]
     numbers = [f"{percent(row.accuracies[label].value)}\u00a0%" for label, _ in parts]
     if not spelled_out:
         return f"{row.name}: {' and '.join(numbers)}"
     return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
+
+
+def _setting(facts: Facts, labels: list[str]) -> str:
+    """What the worst case over these probes is the worst of."""
+    if not all(attacked(facts, label) for label in labels):
+        return "in the worst case"
+    if len(labels) > 1:
+        return f"under the worst of {len(labels)} attacks"
+    threat = threat_text(facts.about, labels[0])
+    return f"under attack ({threat})" if threat else "under attack"
 
 
 def percent(fraction: float) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from made_runs import EPS, PGD, MakeRun, measure_run, train_run
 
 from bastion.errors import BastionError
 from bastion.measuring.intervals import wilson
+from bastion.measuring.store import Facts
 from bastion.reporting.tables import compare, eps_text, interval, percent, quantity, read_subjects, summary
 from bastion.run import create_run
 
@@ -65,6 +67,16 @@ def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:
     assert [row.name for row in comparison.rows] == ["robust, 2026-01-01", "robust, 2026-01-02"]
 
 
+@pytest.mark.parametrize(("about", "marks"), [({"seed": 7}, ["seed 3", "seed 7"]), ({"model": "b"}, ["a", "b"])])
+def test_a_run_asked_twice_is_told_apart_by_what_differs(
+    make_run: MakeRun, about: dict[str, object], marks: list[str]
+) -> None:
+    run = make_run("robust", clean=0.5, robust=0.2, about={"model": "a"})
+    measure_run(run, clean=0.5, robust=0.2, about={"model": "a"} | about, identity="other")
+    (comparison,) = compare(read_subjects([run.folder]))
+    assert sorted(row.name for row in comparison.rows) == [f"robust, {mark}" for mark in marks]
+
+
 def test_a_run_given_twice_is_read_once(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     assert len(read_subjects([run.folder, f"{tmp_path}/../{tmp_path.name}/run"])) == 1
@@ -79,9 +91,18 @@ def test_the_summary_is_made_from_the_facts(make_run: MakeRun) -> None:
     runs = [make_run("robust", clean=0.47, robust=0.265), make_run("standard", clean=0.55, robust=0)]
     said = summary(compare(read_subjects(run.folder for run in runs))).replace("\u00a0", " ")
     assert said == (
-        "robust: 47.0 % right on clean images, 26.5 % under attack; standard: 55.0 % and 0.0 %. "
+        "robust: 47.0 % right on clean images, 26.5 % under attack (ℓ∞ ≤ 8/255); standard: 55.0 % and 0.0 %. "
         "Measured on 200 images of cifar10-mini (test)."
     )
+
+
+def test_the_summary_tells_how_many_attacks_the_worst_case_is_the_worst_of(make_run: MakeRun) -> None:
+    (subject,) = read_subjects([make_run("robust", clean=0.47, robust=0.265).folder])
+    (facts,) = subject.measurements
+    columns = {name.replace("pgd-20", "other"): column for name, column in facts.columns.items() if "pgd-20" in name}
+    about = facts.about | {"probes": facts.about["probes"] | {"other": "0"}}
+    twice = replace(subject, measurements=[Facts(about, facts.columns | columns)])
+    assert "26.5\u00a0% under the worst of 2 attacks." in summary(compare([twice]))
 
 
 def test_the_summary_says_so_if_nothing_was_measured(tmp_path: Path) -> None:
