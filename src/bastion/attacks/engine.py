@@ -216,7 +216,7 @@ def attack(
         clean = clean_logits(victim, batch)
         search = rule(clean.shape[1])
         if goal != "loss" and search.eot == 1:  # one draw of a model that draws random numbers proves nothing
-            found.begin(clean, batch, 16 * victim.grain)
+            found.begin(clean, batch, victim.rounding)
         chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
         return hunt(search, victim, batch, threat, found, targets=chosen, restarts=restarts, goal=goal).x
 
@@ -257,7 +257,7 @@ def hunt(
             notice_blindness(batch.index[asked.at[first]], gradient[first])
         if goal != "loss":
             # One draw of a model that draws random numbers proves nothing: its hits are kept, and end no run.
-            _harvest(asked, points, logits, threat, goal, found, 16 * victim.grain, settles=rule.eot == 1)
+            _harvest(asked, points, logits, threat, goal, found, victim.rounding, settles=rule.eot == 1)
         rule.tell(asked, logits, gradient)
         if asked.done.any():
             ended = asked.take(asked.done)

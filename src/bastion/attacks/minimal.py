@@ -46,7 +46,7 @@ class Minimal:
         with under_attack(model, batch.x) as victim:
             clean = clean_logits(victim, batch)
             found = Findings(batch.x)
-            found.begin(clean, batch, 16 * victim.grain)
+            found.begin(clean, batch, victim.rounding)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed, clean.shape[1])
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
             hunt(fab, victim, batch, threat, found, targets=targets, goal="nearest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.conftest import Linear, MakeLinear
-from tests.oracles import nearest
+from tests.oracles import distance, nearest
 from torch import Tensor, nn
 
 from bastion import BastionError, Threat
@@ -68,6 +68,28 @@ def test_minimal_stays_inside_a_small_threat(make_linear: MakeLinear) -> None:
     fooled = model(x).argmax(1) != batch.y
     assert not fooled[true > threat.eps].any()
     assert fooled[true < threat.eps / 1.001].all()
+
+
+def test_distances_of_coarse_answers_are_near_the_true_ones(make_linear: MakeLinear) -> None:
+    """The wrong class must lead by four roundings of the largest logit, and that is a little further away."""
+
+    class Coarse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return model(x.double()).bfloat16()
+
+    model, batch = make_linear(classes=2, n=24)
+    batch = batch._replace(x=batch.x.float())
+    x = Minimal(steps=20, fab_steps=20)(Coarse(), batch, BOX["l2"], seed=0)
+    assert (Coarse()(x).argmax(1) != batch.y).all()
+    logits = model(batch.x.double()).detach()
+    gap = logits.gather(1, batch.y[:, None])[:, 0] - logits.gather(1, 1 - batch.y[:, None])[:, 0]
+    largest = torch.maximum(logits, model(x.double())).abs().amax(1).detach()
+    rounding = torch.finfo(torch.bfloat16).eps * largest
+    towards = (model.weight[1 - batch.y] - model.weight[batch.y]).detach()
+    near, far = (distance("l2", towards, batch.x.flatten(1).double(), gap + r * rounding) for r in (-2, 6))
+    found = BOX["l2"].distance(batch.x, x)
+    assert (near - 1e-6 <= found).all()
+    assert (found <= 1.02 * far).all()
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -423,6 +423,29 @@ def test_a_backward_pass_of_the_models_own_survives_whatever_image_comes_first()
         assert torch.allclose(first.x, last.x[back], atol=1e-9)
 
 
+def test_a_model_with_coarse_answers_is_asked_as_it_is() -> None:
+    """Its rounding is as large as what a folded copy may change."""
+
+    class Coarse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = unsettled(convolutional())
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.layers(x)
+            return logits.bfloat16()
+
+    model, x = Coarse().eval(), torch.rand(4, 3, 8, 8)
+    with under_attack(model, x) as victim:
+        assert victim.network is model
+        victim(x)
+        assert victim.rounding == 4 * torch.finfo(torch.bfloat16).eps
+    with under_attack(model.layers, x) as victim:
+        assert victim.network is not model.layers
+        victim(x)
+        assert victim.rounding == 16 * torch.finfo(torch.float32).eps
+
+
 class Purify(nn.Module):
     """Steps to a likelier image first."""
 
