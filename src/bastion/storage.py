@@ -80,9 +80,17 @@ def read_json(path: Path) -> Any:
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """One safetensors file that knows its own SHA-256."""
+    """One safetensors file that knows its own SHA-256. The same content is the same bytes."""
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_bytes(path, _encode_arrays(plain, metadata={**(metadata or {}), "sha256": digest(plain)}))
+    write_bytes(path, _ordered(_encode_arrays(plain, metadata={**(metadata or {}), "sha256": digest(plain)})))
+
+
+def _ordered(encoded: bytes) -> bytes:
+    """With the keys of its header in order: safetensors leaves them in any, another one each time."""
+    start = 8 + int.from_bytes(encoded[:8], "little")
+    header = json.dumps(json.loads(encoded[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return b"".join([len(header).to_bytes(8, "little"), header, memoryview(encoded)[start:]])
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:

@@ -93,6 +93,17 @@ def test_arrays_come_back_with_their_types(tmp_path: Path) -> None:
         assert np.array_equal(loaded[name], array)
 
 
+def test_the_same_content_is_the_same_bytes(tmp_path: Path) -> None:
+    notes = {f"note {i}": str(i) for i in range(12)}
+    for number in range(5):
+        arrays = {f"column {i}": np.arange(5.0) + i for i in range(12)}
+        storage.write_arrays(tmp_path / str(number), arrays, notes)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    back, metadata = storage.read_arrays(tmp_path / "0")
+    assert metadata == notes
+    assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
+
+
 def test_no_header_length_is_taken_for_a_pickle(tmp_path: Path) -> None:
     """The first byte of a safetensors file is the low byte of its header's length: 0x80 for one in 32."""
     for padding in range(40):
