@@ -308,11 +308,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
 
 
 def _load(schema: type[S], name: str | Path | Mapping[str, Any], folder: str, changes: Iterable[str]) -> S:
-    where, content = str(name), name
-    if isinstance(content, Mapping):
+    if isinstance(name, Mapping):
         where = schema.__name__.lower()
+        content = _with_parents(name, Path(where), folder, ())
     else:
-        content = _with_parents(_find(where, folder, None), folder, ())
+        where = str(name)
+        content = _read_with_parents(_find(where, folder, None), folder, ())
     try:
         return schema.model_validate(merge(content, parse_changes(changes)))
     except ValidationError as error:
@@ -328,21 +329,26 @@ def _find(name: str, folder: str, beside: Path | None) -> Path:
     raise BastionError(f"no {kind} '{name}': neither shipped with bastion nor a .yaml file{did_you_mean(name, known)}")
 
 
-def _with_parents(path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's content on top of what it extends."""
+def _read_with_parents(path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise BastionError(f"{path}: `extends` goes round in a circle: {' -> '.join(p.stem for p in (*seen, path))}")
     try:
         content = read(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise BastionError(f"{path}: cannot be read: {error}") from error
+    return _with_parents(content, path, folder, seen)
+
+
+def _with_parents(content: Mapping[str, Any], path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's content on top of what it extends."""
+    content = dict(content)
     parents = content.pop("extends", [])
     result: dict[str, Any] = {}
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list):
         raise BastionError(f"{path}: extends: expected the name of a recipe or a list of them, got {parents!r}")
     for parent in parents:
-        result = merge(result, _with_parents(_find(str(parent), folder, path.parent), folder, (*seen, path)))
+        result = merge(result, _read_with_parents(_find(str(parent), folder, path.parent), folder, (*seen, path)))
     for own in ("about", "expect"):  # what is said of a parent is not true of its child
         result.pop(own, None)
     return merge(result, content)

@@ -20,7 +20,6 @@ import importlib
 import importlib.util
 import inspect
 import math
-import numbers
 import os
 import pkgutil
 import sys
@@ -31,6 +30,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bastion.errors import BastionError, did_you_mean
@@ -227,9 +227,9 @@ def _is_a(kind: type, value: Any) -> bool:
         return isinstance(value, kind)
     if isinstance(value, bool):
         return False
-    return isinstance(value, numbers.Integral) or (
-        kind is float and isinstance(value, numbers.Real) and math.isfinite(value)
-    )
+    if isinstance(value, int | np.integer):
+        return True
+    return kind is float and isinstance(value, float | np.floating) and math.isfinite(value)
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from bastion.attacks.losses import Loss, input_gradient, misclassified
 from bastion.errors import BastionError
 from bastion.types import Batch
 
-UNSTEADY = (_BatchNorm, _DropoutNd)  # not the same in training mode
 learning: ContextVar[bool] = ContextVar("learning", default=False)  # inside a training step
 
 
@@ -27,14 +26,18 @@ def ready(model: nn.Module, batch: Batch, where: str) -> Batch:
         raise BastionError(f"{where}: the model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
     if torch.is_inference_mode_enabled():
         raise BastionError(f"{where}: no attacks inside torch.inference_mode(), where all gradients are zero; leave it")
-    if model.training and not learning.get() and any(isinstance(part, UNSTEADY) for part in model.modules()):
+    if not learning.get() and any(map(_unsteady, model.modules())):
         warnings.warn(
             f"{where}: the model is in training mode: BatchNorm learns from the attack, dropout hides from it; call "
-            "model.eval() first",
+            "model.eval() first, or attack inside `with bastion.attacks.victim.for_training(model):`",
             stacklevel=3,
         )
     batch = Batch(*(part.clone() if part.is_inference() else part.detach() for part in batch))
     return batch.check(getattr(model, "num_classes", None), where)
+
+
+def _unsteady(part: nn.Module) -> bool:
+    return part.training and (isinstance(part, _BatchNorm) or (isinstance(part, _DropoutNd) and part.p > 0))
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:

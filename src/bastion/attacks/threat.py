@@ -25,6 +25,7 @@ class Threat:
 
     def __post_init__(self) -> None:
         check_fields(self, "threat")
+        object.__setattr__(self, "eps", float(self.eps))
         if self.eps < 0:
             raise BastionError(f"threat.eps: must be a number >= 0 in pixel units such as 8/255, got {self.eps!r}")
         if self.norm == "linf" and self.eps > 1:

@@ -39,13 +39,13 @@ class Victim(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits = logits_of(self.network, x)
-        self.rounding = (4 if _is_coarse(logits, x) else 16) * torch.finfo(logits.dtype).eps
+        self.rounding = (4 if _is_coarse(logits) else 16) * torch.finfo(logits.dtype).eps
         return logits.to(x.dtype)
 
 
-def _is_coarse(logits: Tensor, x: Tensor) -> bool:
-    """Do answers come in less precision than the images, as those of a model in bf16?"""
-    return torch.finfo(logits.dtype).eps > torch.finfo(x.dtype).eps
+def _is_coarse(logits: Tensor) -> bool:
+    """As those of a model in bf16 or fp16."""
+    return torch.finfo(logits.dtype).eps > torch.finfo(torch.float32).eps
 
 
 @contextmanager
@@ -97,7 +97,9 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     network = model if whole or learns or not _convolves(model) else _cheaper(model, x[:2])
     with nullcontext() if learns else frozen(network):
         # In train mode BatchNorm sees the batch: it is asked about all of it at once, and not about one image.
-        victim = Victim(network, max(len(x), 1) if whole else _lanes(network, x[:1]))
+        # torch.func, with which a model may take gradients, bears no look at what it saves.
+        lanes = max(len(x), 1) if whole else LANES[0] if learns else _lanes(network, x[:1])
+        victim = Victim(network, lanes)
         victim.training = model.training  # its own flag only: parts of the model may be in another mode
         yield victim
 
@@ -105,8 +107,8 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
 def _differentiates(model: nn.Module, x: Tensor) -> bool:
     """Does a pass take gradients by itself, perhaps by the model's own parameters?"""
     inside = GradientsInside()
-    with torch.no_grad(), inside:
-        logits_of(model, x)
+    with torch.enable_grad(), inside:
+        logits_of(model, x.detach().requires_grad_())
     return inside.found
 
 
@@ -115,13 +117,8 @@ def _convolves(model: nn.Module) -> bool:
 
 
 def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
-    """A folded copy in channels-last format, if it can be had and gives the same logits and gradients.
-
-    The rounding of coarse answers hides what it does not give: such a model is asked as it is.
-    """
-    with torch.no_grad():
-        coarse = _is_coarse(logits_of(model, x), x)
-    if coarse or _draws(model, x):
+    """A folded copy in channels-last format, if it can be had and gives the same logits and gradients."""
+    if not _comparable(model, x):
         return model
     for prepare in (lambda module: module,) if _has_own_backward(model, x) else (_folded, lambda module: module):
         try:
@@ -134,12 +131,13 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
     return model
 
 
-def _draws(model: nn.Module, x: Tensor) -> bool:
-    """Does a pass draw random numbers? A trace would hold one draw for ever, and two answers cannot be compared."""
+def _comparable(model: nn.Module, x: Tensor) -> bool:
+    """Can answers be held against a copy's? Not if a pass draws random numbers, of which a trace would hold one draw
+    for ever, nor if their rounding hides what a copy does otherwise."""
     before = rng.state()
     with torch.no_grad():
-        logits_of(model, x)
-    return rng.state() != before
+        logits = logits_of(model, x)
+    return rng.state() == before and not _is_coarse(logits)
 
 
 def _has_own_backward(model: nn.Module, x: Tensor) -> bool:

@@ -122,7 +122,7 @@ def measure(
         "threats": {label: asdict(threat) for label, probe in asked.items() if (threat := _threat(probe))},
         "members": {label: members for label, probe in asked.items() if (members := _members(probe))},
     }
-    return store.read_measurement(home, store.write_measurement(home, about))
+    return store.read_measurement(home, store.write_measurement(home, about, anew=bool(todo)))
 
 
 class Worker:

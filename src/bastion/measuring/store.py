@@ -61,7 +61,7 @@ class ProbeStore:
     def _facts(self, block: range) -> dict[str, Column]:
         path = self._path(block, "facts")
         facts, metadata = storage.read_arrays(path)
-        if metadata.get("of") != self._place(path):
+        if metadata.get("of", self._place(path)) != self._place(path):
             raise BastionError(f"{path}: facts of something else than its place says; remove it and measure again")
         return facts
 
@@ -180,11 +180,11 @@ class Facts:
         return [str(warning) for warning in self.warnings()]
 
 
-def write_measurement(run: Run, about: Mapping[str, Any]) -> Path:
-    """`about["probes"]` maps each label to its store's folder name. One that is stored keeps its date."""
+def write_measurement(run: Run, about: Mapping[str, Any], *, anew: bool = True) -> Path:
+    """`about["probes"]` maps each label to its store's folder name. If nothing was made anew, a stored one stays."""
     key = storage.fingerprint({"probes": about["probes"], "n": about["n"]}, digits=8)
     path = run.measurements / f"{about['suite']}-{key}.json"
-    if not _says(path, about):
+    if anew or not _says(path, about):
         storage.write_json(path, dict(about))
     return path
 

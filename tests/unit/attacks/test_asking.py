@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from bastion.attacks.patch import PatchNoise, PatchOcclusion, PatchPGD
 from bastion.attacks.pgd import PGD
 from bastion.attacks.square import Square
 from bastion.attacks.transfer import Transferable
+from bastion.attacks.victim import for_training
 from bastion.types import Attack, Batch
 
 THREAT = Threat("linf", 0.1)
@@ -176,6 +178,7 @@ def test_a_model_may_write_into_its_input(attack: Attack) -> None:
     assert THREAT.contains(batch.x, x).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*the model is in training mode")  # which is the point
 def test_batchnorm_in_training_mode_with_one_image_left_is_told() -> None:
     body = nn.Sequential(nn.Conv2d(3, 8, 4), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4)).eval()
     body[1].train()
@@ -302,7 +305,9 @@ def test_a_model_in_training_mode_is_told(part: nn.Module) -> None:
     for attack in (PGD(steps=1), APGD(steps=1)):
         with pytest.warns(UserWarning, match=r"the model is in training mode: .* call model.eval\(\) first"):
             attack(model.train(), batch, THREAT, seed=0)
-        attack(model.eval(), batch, THREAT, seed=0)
+        attack(nn.Sequential(model.eval()), batch, THREAT, seed=0)  # the wrapper alone does nothing otherwise
+        with for_training(model.train()):
+            attack(model, batch, THREAT, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -329,3 +334,6 @@ def test_settings_of_another_kind_are_refused_in_python_too(make: Callable[[], A
 def test_numbers_of_numpy_are_numbers() -> None:
     assert PGD(steps=np.int64(2), step=np.float32(0.1)).steps == 2
     assert Threat("linf", np.float32(0.1)).eps == np.float32(0.1)
+    assert repr(Threat("l2", np.float16(0.5))) == repr(Threat("l2", 0.5))
+    with pytest.raises(BastionError, match="threat.eps: expected a number"):
+        Threat("linf", Fraction(8, 255))

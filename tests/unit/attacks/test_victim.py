@@ -470,7 +470,21 @@ class Adapt(Purify):
         return self.layers(x) + gradient.mean()
 
 
-@pytest.mark.parametrize("kind", [Purify, Adapt])
+class Functional(Purify):
+    """Purifies by torch.func."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x - 0.01 * torch.func.grad(lambda point: self.layers(point).logsumexp(1).sum())(x).sign())
+
+
+class OnlyWithGradients(Purify):
+    """Is another function where nobody wants a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if torch.is_grad_enabled() else self.layers(x)
+
+
+@pytest.mark.parametrize("kind", [Purify, Adapt, Functional, OnlyWithGradients])
 def test_a_model_that_takes_gradients_by_itself_can_be_attacked(kind: type[Purify]) -> None:
     """As defences at test time do: a trace forgets that gradients were switched on."""
     model, x = kind().eval(), torch.rand(4, 3, 8, 8)

@@ -69,6 +69,7 @@ def test_the_worst_case_is_taken_example_by_example(ask: Any) -> None:
 def test_a_suite_may_be_given_as_what_its_file_would_say(ask: Any) -> None:
     probes = {"clean": "accuracy", "pgd": SUITE.probes["pgd"].plain()}
     assert np.array_equal(ask(suite={"probes": probes}).correct("pgd"), ask().correct("pgd"))
+    assert {"clean", "pgd", "pgd-20"} <= set(ask(suite={"extends": "demo", "probes": probes}, limit=2).labels)
     with pytest.raises(BastionError, match="suite: probe: unknown key; did you mean 'probes'"):
         ask(suite={"probe": probes})
     with pytest.raises(BastionError, match="probes.clean.name: unknown probe 'acuracy'; did you mean 'accuracy'"):
@@ -179,6 +180,9 @@ def test_measuring_again_leaves_the_measurement_as_it_was(ask: Any, tmp_path: Pa
     assert ask(limit=16).about["created"] == "before"
     path.write_text("{")
     assert ask(limit=16).n == 16  # a damaged one is written anew
+    storage.write_json(path, storage.read_json(path) | {"created": "before"})
+    next(tmp_path.rglob("facts-*")).unlink()
+    assert ask(limit=16).about["created"] != "before"  # and so is one whose facts are
 
 
 def test_a_damaged_block_says_which_file_to_remove(ask: Any, tmp_path: Path) -> None:
