@@ -201,24 +201,23 @@ def bind(
 
 def check_fields(settings: Any, where: str) -> None:
     """For a dataclass made in Python: fields that take numbers, or one of a few words, have what they take."""
-    for name, options in _field_options(type(settings)).items():  # type: ignore[arg-type]
+    for name, hint in _hints(type(settings)).items():
         value = getattr(settings, name)
-        literals = [option for option in options if typing.get_origin(option) is typing.Literal]
+        literals = [option for option in _options(hint) if typing.get_origin(option) is typing.Literal]
         words = [word for literal in literals for word in typing.get_args(literal)]
-        if len(literals) == len(options) and value not in words:
+        if len(literals) == len(_options(hint)) and value not in words:
             raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
-        if PLAIN.keys() >= set(options) and not any(_is_a(option, value) for option in options):
-            expected = " or ".join(PLAIN[option] for option in options)
-            raise BastionError(f"{where}.{name}: expected {expected}, got {value!r}")
+        _check_plain(hint, value, f"{where}.{name}")
 
 
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
 
 
-@functools.cache
-def _field_options(kind: type) -> dict[str, tuple[Any, ...]]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: _options(hints[field.name]) for field in dataclasses.fields(kind)}
+def _check_plain(hint: Any, value: Any, path: str) -> None:
+    """Numbers, yes and no are what they are: no text is read as one of them."""
+    options = _options(hint)
+    if PLAIN.keys() >= set(options) and not any(_is_a(option, value) for option in options):
+        raise BastionError(f"{path}: expected {' or '.join(PLAIN[option] for option in options)}, got {value!r}")
 
 
 def _is_a(kind: type, value: Any) -> bool:
@@ -257,6 +256,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if isinstance(option, type) and dataclasses.is_dataclass(option) and not isinstance(value, option | None):
             fields = ", ".join(field.name for field in dataclasses.fields(option))
             raise BastionError(f"{path}: expected the keys {fields}, got {value!r}")
+    if int in _options(hint) and isinstance(value, float) and value.is_integer():
+        value = int(value)  # YAML's 5e3
     _check_plain(hint, value, path)
     try:
         config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -264,16 +265,6 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise BastionError(f"{path}: {message[:1].lower()}{message[1:]}, got {value!r}") from error
-
-
-def _check_plain(hint: Any, value: Any, path: str) -> None:
-    """A number is no yes or no, and a text is neither, though some words could be read so."""
-    kinds = [each for each in _options(hint) if each is not types.NoneType]
-    if not all(each in (int, float, bool) for each in kinds):
-        return
-    if isinstance(value, str) or isinstance(value, bool) != (bool in kinds):
-        expected = "true or false" if bool in kinds else "a number"
-        raise BastionError(f"{path}: expected {expected}, got {value!r}")
 
 
 def _placed(error: Exception, path: str) -> BastionError:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bastion import BastionError, Threat
-from bastion.attacks import Attack
+from bastion.attacks import Attack, attacks
 from bastion.attacks.pgd import PGD
 from bastion.probes import probes
 from bastion.registry import Registry
@@ -56,7 +56,7 @@ def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Regi
         ({"name": "thin"}, r"here.name: unknown thing 'thin'; did you mean 'thing'\?"),
         ({"name": "thing"}, "here.size: missing"),
         ({"name": "thing", "size": 1, "raito": 2}, r"here.raito: unknown key; did you mean 'ratio'\?"),
-        ({"name": "thing", "size": "a"}, "here.size: expected a number, got 'a'"),
+        ({"name": "thing", "size": "a"}, "here.size: expected a whole number, got 'a'"),
         (
             {"name": "thing", "size": 1, "threat": {"norm": "l2", "esp": 1}},
             "here.threat.esp: unknown key; did you mean 'eps'",
@@ -147,7 +147,7 @@ def test_a_plug_in_folder_that_is_not_there_is_an_error(
         ({"threat": {"norm": "linf", "eps": True}}, "p.threat.eps: expected a number, got True"),
         ({"threat": {"norm": "linf", "eps": "8/255"}}, "p.threat.eps: expected a number, got '8/255'"),
         ({"threat": {"norm": "linf", "eps": 8}}, "p.threat.eps: pixels are in"),
-        ({"attack": {"name": "pgd", "steps": "10"}}, "p.attack.steps: expected a number, got '10'"),
+        ({"attack": {"name": "pgd", "steps": "10"}}, "p.attack.steps: expected a whole number, got '10'"),
         ({"attack": {"name": "pgd", "steps": -1}}, "p.attack: pgd: need steps"),
         ({"attack": {"name": "pgd", "random_start": "no"}}, "p.attack.random_start: expected true or false, got 'no'"),
         ({"attack": {"name": "pgd", "random_start": 1}}, "p.attack.random_start: expected true or false, got 1"),
@@ -158,6 +158,12 @@ def test_values_of_another_kind_are_refused_where_they_stand(values: dict[str, A
     spec = {"name": "adversarial", "threat": {"norm": "linf", "eps": 0.1}, "attack": "pgd", **values}
     with pytest.raises(BastionError, match=message):
         probes.build(spec, "p")
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    assert attacks.build({"name": "square", "queries": 5e3}).queries == 5000  # type: ignore[attr-defined]
+    with pytest.raises(BastionError, match="attack.queries: expected a whole number, got 2.5"):
+        attacks.build({"name": "square", "queries": 2.5})
 
 
 def test_a_plug_in_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

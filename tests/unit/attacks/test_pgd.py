@@ -202,7 +202,7 @@ def test_a_fooled_iterate_is_preferred_to_a_higher_loss() -> None:
     [
         ({"name": "pdg"}, "unknown attack 'pdg'; did you mean 'pgd'"),
         ({"name": "pgd", "step_size": 1}, r"attack.step_size: unknown key; did you mean 'steps'|'rel_step'"),
-        ({"name": "pgd", "steps": "many"}, "attack.steps: expected a number, got 'many'"),
+        ({"name": "pgd", "steps": "many"}, "attack.steps: expected a whole number, got 'many'"),
         ({"name": "pgd", "loss": "hinge"}, "attack.loss: input should be 'ce', 'margin' or 'dlr'"),
         ({"name": "pgd", "steps": -1}, "need steps, targets and momentum >= 0"),
         ({"name": "pgd", "step": 0.1, "rel_step": 0.1}, "not both"),
