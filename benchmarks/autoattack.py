@@ -54,7 +54,7 @@ STANDARD = "standard"
 STRANGER = "pyautoattack/resnet18"
 OTHERS = {"reference": "", "torchattacks": "torchattacks-"}  # what is beside bastion, and how its results are called
 CHUNK = 100
-BLOCK = 128  # of the whole: what survives of it is asked about together, and fills a batch better than that of 64
+BLOCK = 256  # of the whole: what survives of it is asked about together, and fills a batch better than that of 64
 COSTS = ("seconds", "forwards", "backwards")
 
 
@@ -122,7 +122,7 @@ def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str,
 
 
 def whole_by_bastion(model: nn.Module, threat: Threat, n: int, workers: int) -> Side:
-    """As `bastion measure --block 128` does it: worker processes, blocks that are stored when they are done."""
+    """As `bastion measure --block 256` does it: worker processes, blocks that are stored when they are done."""
     probe = {"name": "adversarial", "threat": asdict(threat), "attack": "autoattack"}
     suite = Suite.model_validate({"probes": {"attack": probe}})
     with tempfile.TemporaryDirectory() as folder:

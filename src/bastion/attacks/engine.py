@@ -118,6 +118,11 @@ class Search(ABC, Generic[R]):
         """(B, …) of the loss, by the way back from the logits to x."""
         return input_gradient(self.loss(runs, logits), x)
 
+    def ask(self, runs: R, victim: Victim, x: Tensor) -> Tensor:
+        """Logits at the runs' points."""
+        logits: Tensor = victim(x)
+        return logits
+
     @abstractmethod
     def tell(self, runs: R, logits: Tensor, gradient: Tensor) -> None:
         """Take the answer in: set `x` to the next point, or `done`. The gradient is zero for runs that want none."""
@@ -304,7 +309,7 @@ def _ask(rule: Search[R], victim: Victim, runs: R, passes: Tensor) -> tuple[Tens
     total = runs.x.new_zeros(()).expand_as(runs.x)
     for draw in range(rule.eot):
         with torch.set_grad_enabled(wanted):
-            logits = victim(x)
+            logits = rule.ask(runs, victim, x)
             if wanted:
                 gradient = rule.gradient(runs, logits, x)
                 total = gradient if draw == 0 else total + gradient

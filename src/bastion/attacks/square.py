@@ -14,7 +14,9 @@ from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Run, Search, attack, opening
 from bastion.attacks.losses import margin
+from bastion.attacks.nearby import Nearby
 from bastion.attacks.threat import SHY, Threat, project
+from bastion.attacks.victim import Victim
 from bastion.errors import BastionError
 from bastion.registry import check_fields
 from bastion.types import Batch
@@ -72,6 +74,8 @@ class Squares(Run):
     kept_margin: Tensor  # (B,) of the model's answer there; the lower the better
     index: Tensor
     dice: Tensor  # (B, AHEAD, …) random numbers of this query and the next
+    corner: Tensor  # int64 (B, 2) the first row and column of the square in which the point differs from the kept one
+    side: Tensor  # int64 (B,) of the square
 
 
 class RandomSquares(Search[Squares]):
@@ -83,13 +87,24 @@ class RandomSquares(Search[Squares]):
     def __init__(self, settings: Square, threat: Threat, seed: int) -> None:
         self.settings, self.threat, self.seed = settings, threat, seed
         self.sides = torch.zeros(0)
+        self.nearby: Nearby | None = None
 
     def start(self, jobs: Jobs, batch: Batch) -> Squares:
         self.sides = self.settings.sides(*batch.x.shape[2:], odd=self.odd).to(batch.x.device)
         x = self.first(batch, jobs.number)
         worst = x.new_full((len(x),), torch.inf)
         dice = x.new_zeros(len(x), AHEAD, self.draws(batch.x.shape[1]), dtype=torch.float32)
-        return Squares(**opening(jobs, batch, x), kept=x.clone(), kept_margin=worst, index=batch.index, dice=dice)
+        corner = torch.zeros(len(x), 2, dtype=torch.int64, device=x.device)
+        everywhere = torch.full_like(jobs.at, max(x.shape[2:]))
+        return Squares(
+            **opening(jobs, batch, x),
+            kept=x.clone(),
+            kept_margin=worst,
+            index=batch.index,
+            dice=dice,
+            corner=corner,
+            side=everywhere,
+        )
 
     def wants_gradient(self, runs: Squares) -> Tensor:
         return torch.zeros_like(runs.done)
@@ -102,6 +117,8 @@ class RandomSquares(Search[Squares]):
         lower = lead < runs.kept_margin
         taken = lower | (lead <= 0)  # few are: the others' rows are left alone
         runs.kept[taken] = runs.x[taken]
+        if self.nearby is not None:
+            self.nearby.accept(taken)
         runs.kept_margin = torch.where(lower, lead, runs.kept_margin)
         runs.done = runs.step >= self.settings.queries
         side = self.sides[runs.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
@@ -152,6 +169,11 @@ class Place(NamedTuple):
         )
         return cls(rows - top[:, None], columns - left[:, None], side[:, None])
 
+    @property
+    def corner(self) -> Tensor:
+        """int64 (B, 2) row and column"""
+        return -torch.stack([self.rows[:, 0], self.columns[:, 0]], 1)
+
     def mask(self) -> Tensor:
         """bool (B, 1, H, W)"""
         rows, columns = ((at >= 0) & (at < self.side) for at in (self.rows, self.columns))
@@ -169,6 +191,12 @@ class PaintedSquares(RandomSquares):
         stripes = rng.signs(self.seed, batch.index, draw, (channels, 1, width), dtype=batch.x.dtype)
         return (batch.x + self.threat.eps * stripes).clamp(0, 1)
 
+    def ask(self, runs: Squares, victim: Victim, x: Tensor) -> Tensor:
+        """By what the squares change, where that is cheaper."""
+        self.nearby = self.nearby or Nearby(victim)
+        whose = torch.stack([runs.at, runs.number], 1)
+        return self.nearby.ask(x, runs.kept, runs.corner, int(runs.side.max()), whose)
+
     def draws(self, channels: int) -> int:
         return 2 + channels
 
@@ -176,6 +204,7 @@ class PaintedSquares(RandomSquares):
         dice = self.roll(runs)
         place, signs = Place.random(dice[:, :2], side, runs.x0), _signs(dice[:, 2:], runs.x0)
         painted = (runs.x0 + self.threat.eps * signs).clamp_(0, 1)
+        runs.corner, runs.side = place.corner, side
         return torch.where(place.mask(), painted, runs.kept)
 
 

@@ -17,6 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from bastion import rng
 from bastion.attacks.asking import GradientsInside, learning, logits_of
+from bastion.attacks.winograd import Winograd
 
 # A batch is as large as keeps what a forward pass saves for the backward pass near this: larger ones leave the
 # processor's cache. `benchmarks/lanes.py` measures it.
@@ -30,11 +31,14 @@ LAYERS = (nn.Conv2d, nn.BatchNorm2d, operator.iadd)  # what comes out is not nee
 
 
 class Victim(nn.Module):
-    """A model made ready for many passes. `lanes`: how many images it should be asked about at once."""
+    """A model made ready for many passes. `lanes`: how many images it should be asked about at once.
 
-    def __init__(self, network: nn.Module, lanes: int) -> None:
+    `copied`: it is not the model as given, but a copy, which answers by the images alone.
+    """
+
+    def __init__(self, network: nn.Module, lanes: int, *, copied: bool = False) -> None:
         super().__init__()
-        self.network, self.lanes = network, lanes
+        self.network, self.lanes, self.copied = network, lanes, copied
         self.rounding = 0.0  # share of the largest logit that another batch, or the model as given, may change
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +103,7 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
         # In train mode BatchNorm sees the batch: it is asked about all of it at once, and not about one image.
         # torch.func, with which a model may take gradients, bears no look at what it saves.
         lanes = max(len(x), 1) if whole else LANES[0] if learns else _lanes(network, x[:1])
-        victim = Victim(network, lanes)
+        victim = Victim(network, lanes, copied=network is not model)
         victim.training = model.training  # its own flag only: parts of the model may be in another mode
         yield victim
 
@@ -120,7 +124,7 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
     """A folded copy in channels-last format, if it can be had and gives the same logits and gradients."""
     if not _comparable(model, x):
         return model
-    for prepare in (lambda module: module,) if _has_own_backward(model, x) else (_folded, lambda module: module):
+    for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_reworked, _folded, _as_it_is):
         try:
             copied = prepare(copy.deepcopy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -185,6 +189,19 @@ def _with_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype, device=logits.device)
         (gradient,) = torch.autograd.grad((logits * weights).sum(), point, allow_unused=True)
     return logits.detach(), gradient
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _reworked(module: nn.Module) -> nn.Module:
+    """Folded, and with convolutions that need fewer multiplications."""
+    folded = _folded(module)
+    for name, part in list(folded.named_modules()):
+        if Winograd.fits(part):
+            folded.set_submodule(name, Winograd(part))
+    return folded
 
 
 def _folded(module: nn.Module) -> nn.Module:

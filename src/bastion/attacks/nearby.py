@@ -1,0 +1,463 @@
+"""Answers about images that differ from known ones in a small square, for the price of what the square changes.
+
+Convolutions are local: a square of 4×4 pixels changes 6×6 of what the first 3×3 convolution makes, 8×8 of what the
+second makes, and so on. A `Patch` goes through the model in place of the images: the changed window of each. What torch
+does to images is done to the windows; what lies around them comes from a memory of the known images. Where windows have
+grown over most of the image, or the model does what is not known to be local, whole images go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bastion.attacks.victim import Victim
+
+MOST = 0.6  # of the image that a window may cover
+LOOK = 2e7  # multiplications that take as long as one look into the memory
+ROOM = 1 << 30  # bytes that the memory may take
+CLOSE = 1e-4  # of the largest logit: two ways to the same answer
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # orders of axes: channels last, and back
+
+Pair = tuple[int, int]
+
+
+class Nearby:
+    """A model asked again and again about images near those that are kept."""
+
+    def __init__(self, victim: Victim) -> None:
+        self.victim = victim
+        self.memory = Memory()
+        self.known: tuple[int, Tensor] | None = None  # side of the squares, and whose images the memory holds
+        self.useless: set[int] = set()  # sides
+
+    def ask(self, x: Tensor, kept: Tensor, corner: Tensor, side: int, whose: Tensor) -> Tensor:
+        """Logits at x, which differs from `kept` in a square of this side at most.
+
+        `corner` (B, 2): row and column of each square's first pixel; `whose` (B, n): which images these are.
+        """
+        if self._knows(side, whose):
+            try:
+                return self._answer(x, corner, side)
+            except Unlike:
+                self.useless.add(side)
+        self.memory, self.known = Memory(), None
+        logits: Tensor = self.victim(x)
+        fits = self.victim.copied and x.dtype == torch.float32 and x.device.type == "cpu"
+        small = 2 * side <= min(x.shape[2:]) and side not in self.useless
+        if fits and small and self._learns(x, kept, corner, side, logits):
+            self.known = side, whose
+        return logits
+
+    def accept(self, rows: Tensor) -> None:
+        """What was asked about last is kept, in the rows of a mask."""
+        if self.known is not None:
+            self.memory.accept(rows)
+
+    def _knows(self, side: int, whose: Tensor) -> bool:
+        """Does the memory hold these images, for squares of this side? Others are dropped from it."""
+        if self.known is None or self.known[0] != side:
+            return False
+        if not torch.equal(self.known[1], whose):
+            same = (whose[:, None] == self.known[1]).all(2)
+            if not same.any(1).all():
+                return False
+            self.memory.select(same.int().argmax(1))
+            self.known = side, whose
+        return True
+
+    def _learns(self, x: Tensor, kept: Tensor, corner: Tensor, side: int, logits: Tensor) -> bool:
+        """Fill the memory. Answers are held against the model's own before they are trusted."""
+        try:
+            self.victim.network(Patch.learning(self.memory, kept, side))
+            if self.memory.pays():
+                near = self._answer(x, corner, side)
+                if torch.allclose(near, logits, rtol=0, atol=CLOSE * logits.abs().max().item()):
+                    return True
+        except Exception:  # whatever a stranger's model does with what is no tensor
+            pass
+        self.useless.add(side)
+        self.memory = Memory()
+        return False
+
+    def _answer(self, x: Tensor, corner: Tensor, side: int) -> Tensor:
+        self.memory.recall()
+        logits: Tensor = self.victim.network(Patch.changed(self.memory, x, corner, side))
+        return logits.to(x.dtype)
+
+
+class Unlike(Exception):
+    """The model does not do what it did before, or what can be followed."""
+
+
+class Memory:
+    """What a model made of the known images on its way, in the order in which it is looked for."""
+
+    def __init__(self) -> None:
+        self.learning = True
+        self.slots: list[Tensor] = []  # (B, H, W, C), with a margin
+        self.changes: list[tuple[Tensor, Window, Pair]] = []  # to each slot: pixels (B, h · w, C), where, its margin
+        self.settings: list[tuple[Any, ...]] = []  # what went into each operation on windows beside them
+        self.marks: list[list[Any]] = []  # of the settings, to know them again
+        self.followed = 0
+        self.saved = 0  # multiplications, for all images
+
+    def recall(self) -> None:
+        """From the first slot on."""
+        self.learning, self.changes, self.followed = False, [], 0
+
+    def follow(self, *settings: Any) -> None:
+        """The next operation on windows. It is local if what else goes into it does not change with the images."""
+        marks = [_mark(setting) for setting in settings]
+        if self.learning:
+            self.settings.append(settings)  # stay alive, so that no other tensor takes their place
+            self.marks.append(marks)
+        elif self.followed == len(self.marks) or self.marks[self.followed] != marks:
+            raise Unlike
+        self.followed += 1
+
+    def store(self, values: Tensor, margin: Pair = (0, 0)) -> Tensor:
+        """Whole images, with a margin of zeros."""
+        (down, across) = margin
+        self.slots.append(F.pad(values.permute(0, 2, 3, 1), (0, 0, across, across, down, down)).contiguous())
+        return self.slots[-1].permute(0, 3, 1, 2)
+
+    def look(self, pixels: Tensor, window: Window, margin: Pair = (0, 0)) -> Tensor:
+        """The next slot; the change to it is noted."""
+        if len(self.changes) == len(self.slots):
+            raise Unlike
+        self.changes.append((pixels, window, margin))
+        return self.slots[len(self.changes) - 1]
+
+    def accept(self, rows: Tensor) -> None:
+        images = rows.nonzero()[:, 0]
+        if len(images):
+            for slot, (pixels, window, margin) in zip(self.slots, self.changes, strict=True):
+                places = window.take(images).moved(_column(margin)).places(_image(slot), images)
+                slot.flatten(0, 2).index_copy_(0, places.flatten(), pixels[images].flatten(0, 1))
+
+    def select(self, rows: Tensor) -> None:
+        self.slots = [slot[rows] for slot in self.slots]
+
+    def pays(self) -> bool:
+        fits = sum(slot.numel() * slot.element_size() for slot in self.slots) <= ROOM
+        return fits and self.saved > LOOK * len(self.slots)
+
+
+class Window(NamedTuple):
+    """So many rows and columns, from these on in each image."""
+
+    size: Pair
+    start: Tensor  # int64 (2, B)
+
+    def take(self, images: Tensor) -> Window:
+        return Window(self.size, self.start[:, images])
+
+    def moved(self, by: Tensor | int) -> Window:
+        return Window(self.size, self.start + by)
+
+    def places(self, image: Pair, images: Tensor | None = None) -> Tensor:
+        """(B, h · w) of its pixels in a list of those of all images, of which it may have some only."""
+        top, left = self.start
+        first = _firsts(len(top), math.prod(image)) if images is None else images * math.prod(image)
+        places: Tensor = (top * image[1] + left + first)[:, None] + _grid(*self.size, image[1])
+        return places
+
+    def is_inside(self, other: Window) -> bool:
+        spare = other.size[0] - self.size[0], other.size[1] - self.size[1]
+        offset = self.start - other.start
+        return bool((_within(offset, spare) == offset).all())
+
+    def inside(self, image: Pair) -> Tensor:
+        """(B, h · w) bool: which of its pixels are inside images of this size?"""
+        rows, columns = (
+            start[:, None] + torch.arange(length) for start, length in zip(self.start, self.size, strict=True)
+        )
+        rows, columns = (rows >= 0) & (rows < image[0]), (columns >= 0) & (columns < image[1])
+        pixels: Tensor = rows[:, :, None] & columns[:, None, :]
+        return pixels.flatten(1)
+
+
+class Patch:
+    """The changed window of each image. While the memory learns, whole images are in its place."""
+
+    def __init__(self, memory: Memory, values: Tensor, image: Pair, window: Window) -> None:
+        self.memory, self.values, self.image, self.window = memory, values, image, window
+        self.made: tuple[int, Tensor] | None = None  # the whole images, and of which version of the values
+
+    @classmethod
+    def learning(cls, memory: Memory, x: Tensor, side: int) -> Patch:
+        anywhere = torch.zeros(2, len(x), dtype=torch.int64)
+        return cls(memory, x, (x.shape[2], x.shape[3]), Window((side, side), anywhere))
+
+    @classmethod
+    def changed(cls, memory: Memory, x: Tensor, corner: Tensor, side: int) -> Patch:
+        image = x.shape[2], x.shape[3]
+        window = Window((side, side), _within(corner.T, [length - side for length in image]))
+        places = window.places(image) - _firsts(len(x), math.prod(image))[:, None]
+        values = x.flatten(2).gather(2, places[:, None].expand(-1, x.shape[1], -1))
+        return cls(memory, values.view(*values.shape[:2], side, side), image, window)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else tensors have, whole images have."""
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known = KNOWN.get(func)
+        if known is not None and isinstance(args[0], Patch):
+            return known(*args, **kwargs)
+        if func in POINTWISE:
+            return args[0].each(func, *args[1:], **kwargs)
+        return func(*map(_whole, args), **{name: _whole(value) for name, value in kwargs.items()})
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.values.shape[:2], *self.image))
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def dim(self) -> int:
+        return 4
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    ndim = property(dim)
+    dtype = property(lambda self: self.values.dtype)
+    device = property(lambda self: self.values.device)
+
+    @property
+    def pixels(self) -> Tensor:
+        """(B, h · w, C)"""
+        return self.values.permute(0, 2, 3, 1).flatten(1, 2)
+
+    def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Patch:
+        """The same is done to every pixel."""
+        self.memory.follow(func, *args, *kwargs.values())
+        return Patch(self.memory, func(self.values, *args, **kwargs), self.image, self.window)
+
+    def whole(self) -> Tensor:
+        if self.made is None or self.made[0] != self.values._version:
+            self.made = self.values._version, self._whole()
+        return self.made[1]
+
+    def _whole(self) -> Tensor:
+        if self.memory.learning:
+            return self.memory.store(self.values).clone()
+        pixels = self.pixels
+        images = self.memory.look(pixels, self.window).clone()
+        images.flatten(0, 2).index_copy_(0, self.window.places(self.image).flatten(), pixels.flatten(0, 1))
+        return images.permute(0, 3, 1, 2)
+
+    def around(self, window: Window, margin: Pair = (0, 0), *, holds: bool = True) -> Tensor:
+        """What a window shows that holds this one, or most of it, and may reach into a margin."""
+        if self.memory.learning:
+            return self.memory.store(self.values, margin)
+        pixels, edge = self.pixels, _column(margin)
+        slot = self.memory.look(pixels, self.window, margin)
+        seen = slot.flatten(0, 2).index_select(0, window.moved(edge).places(_image(slot)).flatten())
+        own = self.window.moved(-window.start)
+        places, pixels = own.places(window.size).flatten(), pixels.flatten(0, 1)
+        if not holds:
+            inside = own.inside(window.size).flatten()
+            places, pixels = places[inside], pixels[inside]
+        seen.index_copy_(0, places, pixels)
+        return seen.view(len(self), *window.size, -1).permute(0, 3, 1, 2)
+
+    def conv2d(
+        self, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    ) -> Patch | Tensor:
+        if isinstance(padding, str):
+            return torch.conv2d(self.whole(), weight, bias, stride, padding, dilation, groups)
+        grown = Grown.by(self, _pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation))
+        spared = math.prod(grown.image) - math.prod(grown.window.size)
+        if spared < (1 - MOST) * math.prod(grown.image):
+            return torch.conv2d(self.whole(), weight, bias, stride, padding, dilation, groups)
+        self.memory.follow(weight, bias, stride, padding, dilation, groups)
+        self.memory.saved += weight.numel() * spared * len(self)
+        around = self.around(grown.seen, _pair(padding), holds=_pair(stride) == (1, 1))
+        values = torch.conv2d(around, weight, bias, stride, 0, dilation, groups)
+        return Patch(self.memory, values, grown.image, grown.window)
+
+    def batch_norm(
+        self,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Patch | Tensor:
+        settings = (mean, variance, weight, bias, training, momentum, eps)
+        return F.batch_norm(self.whole(), *settings) if training else self.each(F.batch_norm, *settings)
+
+    def dropout(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Patch | Tensor:
+        return F.dropout(self.whole(), p, training, inplace) if training else self
+
+    def permute(self, *axes: Any) -> Any:
+        order = tuple(axes[0]) if len(axes) == 1 else axes
+        return Lines(self) if order == LAST else self.whole().permute(order)
+
+    def combine(self, func: Callable[[Any, Any], Any], other: Any) -> Any:
+        """With a number, numbers for each channel, or another patch."""
+        if isinstance(other, Patch):
+            return self._join(func, other)
+        alike = not isinstance(other, Tensor) or other.numel() == 1
+        if alike or (other.shape[-2:] == (1, 1) and math.prod(other.shape[:-3]) == 1):
+            return self.each(func, other)
+        return func(self.whole(), other)
+
+    def _join(self, func: Callable[[Any, Any], Any], other: Patch) -> Any:
+        """In the larger window."""
+        if self.image != other.image:
+            return func(self.whole(), other.whole())
+        window = max(self.window, other.window, key=lambda window: math.prod(window.size))
+        values = []
+        for part in (self, other):
+            if not (part.window is window or self.memory.learning or part.window.is_inside(window)):
+                raise Unlike
+            values.append(part.values if part.window.size == window.size else part.around(window))
+        return Patch(self.memory, func(*values), self.image, window)
+
+    def __add__(self, other: Any) -> Any:
+        return self.combine(torch.add, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self.combine(torch.sub, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self.combine(torch.mul, other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.combine(torch.div, other)
+
+    __radd__ = __iadd__ = __add__
+    __rmul__ = __imul__ = __mul__
+
+
+class Lines:
+    """A patch whose channels come last, as layers that look at one pixel at a time want it."""
+
+    def __init__(self, patch: Patch) -> None:
+        self.patch = patch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in POINTWISE or func is F.linear or (func is F.layer_norm and len(args[1]) == 1):
+            return args[0].each(func, *args[1:], **kwargs)
+        return func(*map(_whole, args), **{name: _whole(value) for name, value in kwargs.items()})
+
+    def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Lines:
+        return Lines(self.patch.each(_last, func, *args, **kwargs))
+
+    def permute(self, *axes: Any) -> Any:
+        order = tuple(axes[0]) if len(axes) == 1 else axes
+        return self.patch if order == FIRST else self.whole().permute(order)
+
+    def whole(self) -> Tensor:
+        return self.patch.whole().permute(LAST)
+
+
+class Grown(NamedTuple):
+    """What a convolution makes of a patch: images of another size, a larger window, and what it is made of."""
+
+    image: Pair
+    window: Window
+    seen: Window
+
+    @classmethod
+    def by(cls, patch: Patch, kernel: Pair, stride: Pair, margin: Pair, dilation: Pair) -> Grown:
+        image, size, seen = [], [], []
+        reach = kernel[0] * dilation[0] - dilation[0], kernel[1] * dilation[1] - dilation[1]
+        for axis in (0, 1):
+            image.append((patch.image[axis] + 2 * margin[axis] - reach[axis] - 1) // stride[axis] + 1)
+            size.append(min((patch.window.size[axis] - 1 + reach[axis]) // stride[axis] + 1, image[axis]))
+            seen.append((size[axis] - 1) * stride[axis] + reach[axis] + 1)
+        steps, edge = _column(stride), _column(margin)
+        first = patch.window.start + (edge - _column(reach))  # pixel of the first that sees any of the window …
+        if stride != (1, 1):
+            first = -(-first // steps)  # … and its own place
+        start = _within(first, [whole - own for whole, own in zip(image, size, strict=True)])
+        corner = start if stride == (1, 1) else start * steps
+        return cls(_pair(image), Window(_pair(size), start), Window(_pair(seen), corner - edge))
+
+
+def _within(start: Tensor, last: Sequence[int]) -> Tensor:
+    """(2, B) as near as can be, but from 0 to these."""
+    if last[0] == last[1]:
+        return start.clamp(0, last[0])
+    return start.clamp(min=0).minimum(torch.tensor(last)[:, None])
+
+
+def _image(slot: Tensor) -> Pair:
+    return slot.shape[1], slot.shape[2]
+
+
+def _column(pair: Pair) -> Tensor | int:
+    """One number for both axes, or a column of two."""
+    return pair[0] if pair[0] == pair[1] else torch.tensor(pair)[:, None]
+
+
+@lru_cache(64)
+def _firsts(images: int, pixels: int) -> Tensor:
+    """(images,) places of the first pixel of each."""
+    return torch.arange(images) * pixels
+
+
+@lru_cache(256)
+def _grid(height: int, width: int, line: int) -> Tensor:
+    """(height · width,) places of a window's pixels, where so many make a line."""
+    return (torch.arange(height)[:, None] * line + torch.arange(width)).flatten()
+
+
+def _pair(value: Any) -> Pair:
+    first, second = value if isinstance(value, (tuple, list)) else (value, value)
+    return int(first), int(second)
+
+
+def _last(x: Tensor, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """What a function makes of images whose channels come last."""
+    return func(x.permute(LAST), *args, **kwargs).permute(FIRST)
+
+
+def _mark(setting: Any) -> Any:
+    """Equal for the same, unchanged tensor, or for equal values of another kind."""
+    if isinstance(setting, Tensor):
+        return setting.data_ptr(), setting.shape, setting.stride(), setting._version
+    return setting
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_whole, value))
+    return value.whole() if isinstance(value, (Patch, Lines)) else value
+
+
+KNOWN: dict[Any, Callable[..., Any]] = {
+    torch.conv2d: Patch.conv2d,
+    F.batch_norm: Patch.batch_norm,
+    F.dropout: Patch.dropout,
+    torch.add: Patch.__add__,
+    torch.sub: Patch.__sub__,
+    torch.mul: Patch.__mul__,
+    torch.div: Patch.__truediv__,
+}
+POINTWISE = {
+    *(torch.relu, torch.relu_, F.relu, F.relu6, F.leaky_relu, F.elu, F.hardtanh, torch.sigmoid, torch.tanh),
+    *(F.silu, F.gelu, F.mish, F.softplus, F.hardswish, F.hardsigmoid),
+}

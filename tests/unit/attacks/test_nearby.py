@@ -1,0 +1,291 @@
+"""Answers by what a square changes are the model's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.attacks.test_victim import unsettled
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bastion import Threat
+from bastion.attacks import nearby
+from bastion.attacks.nearby import Nearby
+from bastion.attacks.square import Square
+from bastion.attacks.victim import Victim
+from bastion.models import checkpoint
+from bastion.models.stems import ChannelNorm
+from bastion.types import Batch
+
+SIZE = (24, 20)
+
+
+class Head(nn.Module):
+    def __init__(self, *layers: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(channels, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers((x - 0.4) / 0.2).mean((2, 3)))
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
+        self.second = nn.Conv2d(out, out, 3, 1, 1)
+        self.skip = nn.Conv2d(channels, out, 1, stride) if stride > 1 or channels != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.norm(self.first(x)), inplace=True))
+        y += self.skip(x)
+        return F.relu(y)
+
+
+class Dense(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.conv(x)], 1)
+
+
+class Gate(nn.Module):
+    """A mean over the image weighs its channels: not local."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+
+
+class Mlp(nn.Module):
+    """Pixel by pixel, channels last, as ConvNeXt has it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(channels), nn.Linear(channels, 9), nn.Linear(9, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.permute(0, 2, 3, 1)
+        return x + self.down(F.gelu(self.up(self.norm(y)))).permute(0, 3, 1, 2)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: Head(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.GELU(), channels=6),
+    "strides": lambda: Head(nn.Conv2d(3, 6, 5, 3, 2), nn.SiLU(), nn.Conv2d(6, 4, 2, 2), channels=4),
+    "gaps": lambda: Head(nn.Conv2d(3, 6, 3, 1, 2, 2), nn.Conv2d(6, 6, (1, 3), (2, 1), (0, 1), groups=3), channels=6),
+    "holes": lambda: Head(nn.Conv2d(3, 4, 1, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, 1, 1), channels=4),
+    "same": lambda: Head(nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, padding="same"), channels=4),
+    "mirror": lambda: Head(nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 1, 1, padding_mode="reflect"), channels=4),
+    "residual": lambda: Head(nn.Conv2d(3, 6, 3, padding=1), Residual(6, 6), Residual(6, 8, 2), channels=8),
+    "dense": lambda: Head(nn.Conv2d(3, 4, 3, padding=1), Dense(4), Dense(8), channels=16),
+    "gate": lambda: Head(nn.Conv2d(3, 4, 3, padding=1), Gate(), nn.Conv2d(4, 4, 3, padding=1), channels=4),
+    "pool": lambda: Head(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), Residual(4, 4), channels=4),
+    "last": lambda: Head(nn.Conv2d(3, 6, 3, 2, 1), ChannelNorm(6), nn.GELU(), Mlp(6), Residual(6, 6), channels=6),
+    "group norm": lambda: Head(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), Residual(4, 4), channels=4),
+}
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks save little: here it pays always."""
+    monkeypatch.setattr(nearby, "LOOK", 0)
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(len(name))
+    return unsettled(NETWORKS[name]()).requires_grad_(False)
+
+
+def near(model: nn.Module) -> Nearby:
+    return Nearby(Victim(model, 8, copied=True))
+
+
+class Walk:
+    """Kept images, and squares that are painted on them."""
+
+    def __init__(self, images: int = 7, size: tuple[int, int] = SIZE) -> None:
+        self.random = torch.Generator().manual_seed(1)
+        self.kept = torch.rand(images, 3, *size, generator=self.random)
+        self.whose = torch.arange(2 * images).view(images, 2)
+
+    def step(self, side: int) -> tuple[Tensor, Tensor]:
+        """Images with one square changed, and the corners; some at the edges."""
+        spare = torch.tensor(self.kept.shape[2:]) - side
+        corner = (torch.rand(len(self.kept), 2, generator=self.random) * (spare + 1)).long()
+        corner[0], corner[-1] = 0, spare
+        x = self.kept.clone()
+        for image, (top, left) in zip(x, corner.tolist(), strict=True):
+            image[:, top : top + side, left : left + side] = torch.rand(3, 1, 1, generator=self.random)
+        return x, corner
+
+    def accept(self, x: Tensor) -> Tensor:
+        rows = torch.rand(len(x), generator=self.random) < 0.5
+        self.kept[rows] = x[rows]
+        return rows
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_answers_are_the_models(name: str) -> None:
+    model, walk = network(name), Walk()
+    asked = near(model)
+    for side in (5, 5, 5, 3, 3, 3, 1, 1, 1, 3, 3):
+        x, corner = walk.step(side)
+        assert torch.allclose(asked.ask(x, walk.kept, corner, side, walk.whose), model(x), atol=1e-5)
+        asked.accept(walk.accept(x))
+        assert asked.known is not None and asked.memory.saved > 0
+
+
+@pytest.mark.parametrize("name", ["residual", "strides", "last"])
+def test_windows_are_all_that_is_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, walk, seen = network(name), Walk(), []
+    asked, plain = near(model), torch.conv2d
+    first = walk.step(1)
+    asked.ask(first[0], walk.kept, first[1], 1, walk.whose)
+    x, corner = walk.step(1)
+
+    def conv2d(x: Any, *rest: Any) -> Any:
+        seen.append(x.shape[2] * x.shape[3])
+        return plain(x, *rest)
+
+    monkeypatch.setattr(torch, "conv2d", conv2d)
+    asked.ask(x, walk.kept, corner, 1, walk.whose)
+    assert seen[0] <= 64 and max(seen) <= 121  # of 480
+
+
+def test_images_come_and_go() -> None:
+    model, walk = network("residual"), Walk()
+    asked = near(model)
+    for rows in (range(7), (0, 2, 3, 6), (3, 0), (3, 1, 5), range(7)):
+        x, corner = walk.step(3)
+        chosen = torch.tensor(rows)
+        logits = asked.ask(x[chosen], walk.kept[chosen], corner[chosen], 3, walk.whose[chosen])
+        assert torch.allclose(logits, model(x[chosen]), atol=1e-5)
+        taken = walk.accept(x)[chosen]
+        asked.accept(taken)
+
+
+def test_what_is_dropped_is_not_learned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, walk = network("residual"), Walk()
+    asked = near(model)
+    x, corner = walk.step(3)
+    asked.ask(x, walk.kept, corner, 3, walk.whose)
+    monkeypatch.setattr(asked, "_learns", None)  # not callable
+    some = torch.tensor([5, 1])
+    x, corner = walk.step(3)
+    logits = asked.ask(x[some], walk.kept[some], corner[some], 3, walk.whose[some])
+    assert torch.allclose(logits, model(x[some]), atol=1e-5)
+
+
+class Steered(nn.Module):
+    """Its weights, numbers or statistics come from the image: nothing it does is local, though it looks so."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.norm = way, nn.BatchNorm2d(3, affine=False, track_running_stats=way != "statistics")
+        self.rest, self.weight = network("plain"), nn.Parameter(torch.rand(3, 3, 1, 1), requires_grad=False)
+        self.register_buffer("level", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "weights":
+            x = F.conv2d(x, self.weight * (1 + 1e-5 * x.mean()))
+        elif self.way == "number":
+            x = x * (1 + 1e-5 * float(x.mean()))
+        elif self.way == "one for all":
+            x = x * (1 + 1e-5 * x.mean((0, 2, 3), keepdim=True))
+        elif self.way == "kept":
+            self.level.copy_(1 + 1e-5 * x.mean())
+            x = x * self.level
+        else:
+            x = x + 1e-5 * self.norm(x)
+        return self.rest(x)
+
+
+@pytest.mark.parametrize("way", ["weights", "number", "one for all", "kept", "statistics"])
+def test_what_changes_with_the_images_is_not_taken_for_a_constant(way: str) -> None:
+    """The difference is far too small to be seen in the answers."""
+    model, walk = Steered(way).eval(), Walk()
+    asked = near(model)
+    x, corner = walk.step(3)
+    asked.ask(x, walk.kept, corner, 3, walk.whose)
+    assert asked.known is None
+
+
+class Strict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network("plain")
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor), "no tensor"
+        return self.inner(x)
+
+
+class Noisy(Strict):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + 0.1 * torch.randn(len(x), 5)
+
+
+class Blank(Strict):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).log()
+
+
+@pytest.mark.parametrize("model", [Strict(), Noisy(), Blank()], ids=["strict", "noisy", "nan"])
+def test_a_model_that_cannot_be_followed_is_asked_itself(model: nn.Module) -> None:
+    asked, walk = near(model), Walk()
+    for _ in range(3):
+        x, corner = walk.step(3)
+        torch.manual_seed(0)
+        logits = asked.ask(x, walk.kept, corner, 3, walk.whose)
+        torch.manual_seed(0)
+        assert torch.equal(logits.nan_to_num(), model(x).nan_to_num())
+        asked.accept(walk.accept(x))
+        assert asked.known is None and asked.useless == {3}
+
+
+@pytest.mark.parametrize(
+    ("victim", "kind", "side"),
+    [
+        (Victim(network("plain"), 8), torch.float32, 3),  # the model as given: nobody knows what it keeps of a pass
+        (Victim(network("plain").double(), 8, copied=True), torch.float64, 3),
+        (Victim(network("plain"), 8, copied=True), torch.float32, 11),
+    ],
+    ids=["given", "double", "large"],
+)
+def test_where_it_is_not_done(victim: Victim, kind: torch.dtype, side: int) -> None:
+    asked, walk = Nearby(victim), Walk()
+    walk.kept = walk.kept.to(kind)
+    x, corner = walk.step(side)
+    assert torch.equal(asked.ask(x, walk.kept, corner, side, walk.whose), victim(x))
+    assert asked.known is None
+
+
+@pytest.mark.parametrize("limit", ["LOOK", "ROOM"])
+def test_what_does_not_pay_is_left(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearby, limit, 1e15 if limit == "LOOK" else 1000)
+    asked, walk = near(network("residual")), Walk()
+    x, corner = walk.step(3)
+    asked.ask(x, walk.kept, corner, 3, walk.whose)
+    assert asked.known is None and not asked.memory.slots
+
+
+def test_square_finds_the_same_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"name": "resnet/micro", "widths": (8, 16), "depths": (1, 1), "img_size": 16}
+    model = unsettled(checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3, seed=0))
+    x = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        batch = Batch(x=x, y=model(x).argmax(1), index=torch.arange(12))
+    answers: list[int] = []
+    answer = Nearby._answer
+    monkeypatch.setattr(Nearby, "_answer", lambda self, *rest: (answers.append(1), answer(self, *rest))[1])
+    square, threat = Square(queries=600), Threat("linf", 0.1)
+    near_by = square(model, batch, threat, seed=0)
+    assert len(answers) > 300
+    monkeypatch.setattr(Nearby, "_learns", lambda *_: False)
+    whole = square(model, batch, threat, seed=0)
+    assert torch.equal(near_by, whole)
+    assert 0 < (model(whole).argmax(1) == batch.y).sum() < 12  # some are fooled on the way, some never
