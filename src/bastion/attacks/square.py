@@ -193,7 +193,8 @@ class PaintedSquares(RandomSquares):
 
     def ask(self, runs: Squares, victim: Victim, x: Tensor) -> Tensor:
         """By what the squares change, where that is cheaper."""
-        self.nearby = self.nearby or Nearby(victim)
+        if self.nearby is None or self.nearby.victim is not victim:
+            self.nearby = Nearby(victim)
         whose = torch.stack([runs.at, runs.number], 1)
         return self.nearby.ask(x, runs.kept, runs.corner, int(runs.side.max()), whose)
 

@@ -24,6 +24,7 @@ from bastion.attacks.winograd import Winograd
 CPU_CACHE = 32 << 20
 GPU_MEMORY = 2 << 30
 LANES = (8, 256)
+SPECTRA = 1 << 30  # bytes that the weights of Winograd's convolutions may take
 
 RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
 SUMS = (operator.add, torch.add)
@@ -90,8 +91,8 @@ def under_attack(model: nn.Module, x: Tensor) -> Iterator[Victim]:
     """The model ready to be attacked around images like x; a victim stays the victim it is.
 
     Parameters collect no gradients inside, but where the model itself asks for them. Convolutional networks are asked
-    in channels-last format with BatchNorm folded into the convolutions, as a copy; if a copy cannot be made or does
-    not agree, the model itself is asked.
+    in channels-last format with BatchNorm folded into the convolutions, some of them Winograd's, as a copy; if a copy
+    cannot be made or does not agree, the model itself is asked.
     """
     if isinstance(model, Victim):
         yield model
@@ -128,7 +129,8 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
         try:
             copied = prepare(copy.deepcopy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if _agree(model, copied, x) and _agree(model, copied, x[:1]):
+            many = [x.repeat(LANES[0], 1, 1, 1)] if any(isinstance(part, Winograd) for part in copied.modules()) else []
+            if all(_agree(model, copied, some) for some in (x, x[:1], *many)):
                 return copied
         except Exception:  # whatever a stranger's model does when it is copied: ask it as it is
             continue
@@ -196,11 +198,13 @@ def _as_it_is(module: nn.Module) -> nn.Module:
 
 
 def _reworked(module: nn.Module) -> nn.Module:
-    """Folded, and with convolutions that need fewer multiplications."""
-    folded = _folded(module)
+    """Folded, and with convolutions that need fewer multiplications, as far as there is room for their weights."""
+    folded, room = _folded(module), SPECTRA
     for name, part in list(folded.named_modules()):
-        if Winograd.fits(part):
-            folded.set_submodule(name, Winograd(part))
+        if Winograd.fits(part) and name:
+            room -= 4 * part.weight.numel() * part.weight.element_size()
+            if room >= 0:
+                folded.set_submodule(name, Winograd(part))
     return folded
 
 
@@ -259,15 +263,16 @@ def _lanes(network: nn.Module, x: Tensor) -> int:
     if len(x) == 0:
         return LANES[0]
     saved: dict[int, int] = {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
 
     def weigh(tensor: Tensor) -> Tensor:
-        saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
         logits_of(network, x.detach().requires_grad_())
-    own = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     room = GPU_MEMORY if x.is_cuda else CPU_CACHE
-    activations = max(sum(saved.values()) - own, 1)
+    activations = max(sum(saved.values()), 1)
     fitting: int = 2 ** int(math.log2(max(room / activations, 1)))
     return min(max(fitting, LANES[0]), LANES[1])

@@ -37,13 +37,15 @@ class Winograd(nn.Conv2d):
     @staticmethod
     def fits(plain: nn.Module) -> bool:
         """Is it a convolution of the kind that can be made so, and nothing else?"""
-        if type(plain) is not nn.Conv2d or plain._forward_hooks or plain._forward_pre_hooks:
+        if type(plain) is not nn.Conv2d or "forward" in vars(plain):
+            return False
+        if any((plain._forward_hooks, plain._forward_pre_hooks, plain._backward_hooks, plain._backward_pre_hooks)):
             return False
         shape = (plain.kernel_size, plain.stride, plain.padding, plain.dilation, plain.groups, plain.padding_mode)
         return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros") and plain.weight.dtype == torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
-        fits = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == self.weight.dtype and x.device.type == "cpu"
+        fits = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
         if not fits or not self.pays(*x.shape):
             return super().forward(x)
         y: Tensor = Product.apply(x, self.spectrum, self.bias, Ways.across(*x.shape[2:]))  # type: ignore[no-untyped-call]

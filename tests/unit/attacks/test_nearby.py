@@ -214,6 +214,96 @@ def test_what_changes_with_the_images_is_not_taken_for_a_constant(way: str) -> N
     assert asked.known is None
 
 
+class Written(nn.Module):
+    """Somebody else needs what is written over: before it, after it, or only where it is large."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.conv = way, nn.Conv2d(3, 6, 3, padding=1)
+        self.rest, self.head = Residual(6, 6), nn.Linear(12, 5)
+        self.cap = 1e9
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        before = y.mean((2, 3)) if self.way == "before" else y.new_zeros(len(y), 6)
+        same = y
+        if self.way == "sum":
+            y += 1.5
+        elif self.way == "clamp":
+            y.clamp_(max=self.cap)
+        elif self.way == "lines":
+            F.relu(y.permute(0, 2, 3, 1), inplace=True)
+        else:
+            F.relu(y, inplace=True)
+        return self.head(torch.cat([self.rest(same).mean((2, 3)), before], 1))
+
+
+@pytest.mark.parametrize("way", ["before", "after", "sum", "clamp", "lines"])
+def test_what_is_written_over_is_so_for_all_who_hold_it(way: str) -> None:
+    torch.manual_seed(0)
+    model, walk = Written(way).eval().requires_grad_(False), Walk()
+    unsettled(model)
+    asked = near(model)
+    for step in range(8):
+        x, corner = walk.step(3)
+        model.cap = 1e9 if step < 4 else 0.1  # what is not seen when the memory is filled
+        assert torch.allclose(asked.ask(x, walk.kept, corner, 3, walk.whose), model(x), atol=1e-5)
+        asked.accept(walk.accept(x))
+
+
+class Turning(nn.Module):
+    """Goes another way from some pass on."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.turned, self.first, self.rest = way, False, nn.Conv2d(3, 3, 3, padding=1), network("residual")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.way == "shorter":
+            return self.rest(y if self.turned else F.relu(y))
+        if self.way == "sum":
+            return self.rest(y * x if self.turned else y + x)
+        if self.way == "whole" and self.turned:
+            return self.rest(torch.cat([y[:, :1], y[:, 1:]], 1))
+        if self.way == "none" and self.turned:
+            return self.rest(x.flatten(1).view(*x.shape).view(x.shape))
+        return self.rest(y)
+
+
+@pytest.mark.parametrize("way", ["shorter", "sum", "whole", "none"])
+def test_another_way_through_the_model_is_noticed(way: str) -> None:
+    model, walk = Turning(way).eval().requires_grad_(False), Walk()
+    asked = near(model)
+    for step in range(6):
+        x, corner = walk.step(3)
+        model.turned = step >= 3
+        assert torch.allclose(asked.ask(x, walk.kept, corner, 3, walk.whose), model(x), atol=1e-5)
+        assert (asked.known is None) == model.turned
+        asked.accept(walk.accept(x))
+
+
+def test_answers_are_held_against_the_models_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearby, "CHECKED", 4)
+    model, walk = network("residual"), Walk()
+    asked = near(model)
+    for step in range(9):
+        x, corner = walk.step(3)
+        if step == 5:
+            asked.memory.slots[0] += 1  # as if it were out of step
+        logits = asked.ask(x, walk.kept, corner, 3, walk.whose)
+        if step > 6:
+            assert asked.useless == {3} and torch.allclose(logits, model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("taken", [-1e9, -torch.inf])
+def test_a_class_that_was_taken_out_hides_nothing(taken: float) -> None:
+    logits = torch.tensor([[1.0, 2.0, taken], [30.0, 0.0, taken]])
+    assert nearby._agree(logits + torch.tensor([0.0, 1e-5, 0.0]), logits)
+    assert not nearby._agree(logits + torch.tensor([[0.0, 1e-4, 0.0], [0.0, 0.0, 0.0]]), logits)
+    assert not nearby._agree(logits * torch.nan, logits)
+
+
 class Strict(nn.Module):
     def __init__(self) -> None:
         super().__init__()
