@@ -214,7 +214,29 @@ class Window(NamedTuple):
         return pixels.flatten(1)
 
 
-class Patch:
+class StandIn:
+    """Goes through a model in place of images. Whatever they have and it has not, whole images have."""
+
+    def whole(self) -> Tensor:
+        raise NotImplementedError
+
+    def local(self, func: Any, args: Any) -> Callable[..., Any] | None:
+        """How to do the same to windows alone; None: it cannot be."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_") and not name.endswith("__"):  # would be written over
+            raise Unlike
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        local = args[0].local(func, args) if isinstance(args[0], StandIn) else None
+        return _by_whole_images(func, args, kwargs) if local is None else local(*args, **kwargs)
+
+
+class Patch(StandIn):
     """The changed window of each image. While the memory learns, whole images are in its place."""
 
     def __init__(self, memory: Memory, values: Tensor, image: Pair, window: Window) -> None:
@@ -235,21 +257,10 @@ class Patch:
         values = x.flatten(2).gather(2, places[:, None].expand(-1, x.shape[1], -1))
         return cls(memory, values.view(*values.shape[:2], side, side), image, window)
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else tensors have, whole images have; but none that can be written over."""
-        if name.endswith("_") and not name.endswith("__"):
-            raise Unlike
-        return getattr(self.whole(), name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        known = KNOWN.get(func)
-        if known is not None and isinstance(args[0], Patch):
-            return known(*args, **kwargs)
+    def local(self, func: Any, args: Any) -> Callable[..., Any] | None:
         if func in POINTWISE:
-            return args[0].each(func, *args[1:], **kwargs)
-        return _by_whole_images(func, args, kwargs)
+            return lambda patch, *more, **named: patch.each(func, *more, **named)
+        return KNOWN.get(func)
 
     @property
     def shape(self) -> torch.Size:
@@ -271,7 +282,7 @@ class Patch:
     @property
     def pixels(self) -> Tensor:
         """(B, h · w, C)"""
-        return self.values.permute(0, 2, 3, 1).flatten(1, 2)
+        return self.values.permute(LAST).flatten(1, 2)
 
     def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Patch:
         """The same is done to every pixel."""
@@ -298,7 +309,7 @@ class Patch:
         pixels, self.noted = self.pixels, True
         images = self.memory.look(pixels, self.window).clone()
         images.flatten(0, 2).index_copy_(0, self.window.places(self.image).flatten(), pixels.flatten(0, 1))
-        return images.permute(0, 3, 1, 2)
+        return images.permute(FIRST)
 
     def around(self, window: Window, margin: Pair = (0, 0), *, holds: bool = True) -> Tensor:
         """What a window shows that holds this one, or most of it, and may reach into a margin."""
@@ -313,7 +324,7 @@ class Patch:
             inside = own.inside(window.size).flatten()
             places, pixels = places[inside], pixels[inside]
         seen.index_copy_(0, places, pixels)
-        return seen.view(len(self), *window.size, -1).permute(0, 3, 1, 2)
+        return seen.view(len(self), *window.size, -1).permute(FIRST)
 
     def conv2d(
         self, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
@@ -393,23 +404,16 @@ class Patch:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class Lines:
+class Lines(StandIn):
     """A patch whose channels come last, as layers that look at one pixel at a time want it."""
 
     def __init__(self, patch: Patch) -> None:
         self.patch = patch
 
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith("_") and not name.endswith("__"):
-            raise Unlike
-        return getattr(self.whole(), name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def local(self, func: Any, args: Any) -> Callable[..., Any] | None:
         if func in POINTWISE or func is F.linear or (func is F.layer_norm and len(args[1]) == 1):
-            return args[0].each(func, *args[1:], **kwargs)
-        return _by_whole_images(func, args, kwargs)
+            return lambda lines, *more, **named: lines.each(func, *more, **named)
+        return None
 
     def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Lines:
         if func is torch.relu_ or kwargs.get("inplace"):
@@ -497,7 +501,7 @@ def _by_whole_images(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Whatever it is; but patches are not written over by it."""
     name = getattr(func, "__name__", "")
     written = name.endswith("_") and (not name.endswith("__") or name in IN_PLACE)
-    if kwargs.get("inplace") or "out" in kwargs or (written and isinstance(args[0], (Patch, Lines))):
+    if kwargs.get("inplace") or "out" in kwargs or (written and isinstance(args[0], StandIn)):
         raise Unlike
     return func(*map(_whole, args), **{key: _whole(value) for key, value in kwargs.items()})
 
@@ -505,7 +509,7 @@ def _by_whole_images(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _whole(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(map(_whole, value))
-    return value.whole() if isinstance(value, (Patch, Lines)) else value
+    return value.whole() if isinstance(value, StandIn) else value
 
 
 KNOWN: dict[Any, Callable[..., Any]] = {
