@@ -8,6 +8,7 @@
     python -m benchmarks.autoattack --beside torchattacks --norms linf --n 100   # pip install --no-deps torchattacks
     python -m benchmarks.autoattack --memory             # peak memory of both sides, each in a process of its own
     python -m benchmarks.autoattack --seeds 3 --norms l1 --components apgd-t   # does the reference agree with itself?
+    python -m benchmarks.autoattack --beside same-draws --norms l1 --components square   # both with the same luck
 
 Component by component, both sides get the same model, the same images in the same order and one thread, in one process
 and one after the other; a component attacks all images that are classified right, not only what others left over. The
@@ -44,6 +45,7 @@ from bastion.measuring.runner import measure
 from bastion.models.load import load
 from bastion.recipe import Suite
 from bastion.types import Batch
+from benchmarks.draws import SameDraws
 
 RESULTS = Path(__file__).parent / "results" / "autoattack"
 DOCS = Path(__file__).parent.parent / "docs" / "attacks.md"
@@ -52,7 +54,8 @@ THREATS = {"linf": Threat("linf", 8 / 255), "l2": Threat("l2", 0.5), "l1": Threa
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 STANDARD = "standard"
 STRANGER = "pyautoattack/resnet18"
-OTHERS = {"reference": "", "torchattacks": "torchattacks-"}  # what is beside bastion, and how its results are called
+# What is beside bastion, and how its results are called.
+OTHERS = {"reference": "", "torchattacks": "torchattacks-", "same-draws": "same-draws-"}
 CHUNK = 100
 BLOCK = 256  # of the whole: what survives of it is asked about together, and fills a batch better than that of 64
 COSTS = ("seconds", "forwards", "backwards")
@@ -116,6 +119,17 @@ def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str,
     began = clock()
     x = adversary.run_standard_evaluation(batch.x, batch.y, batch_size=250)[0]
     seconds = clock() - began
+    with torch.no_grad():
+        right = model(x).argmax(1) == batch.y
+    return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
+
+
+def by_same_draws(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
+    """The reference's Square with bastion's random numbers, those of example 0 for each image."""
+    counted = Counted(model)
+    began = time.process_time()
+    x = SameDraws.of(counted, threat).perturb(batch.x, batch.y)
+    seconds = time.process_time() - began
     with torch.no_grad():
         right = model(x).argmax(1) == batch.y
     return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
@@ -226,8 +240,10 @@ def compare(model_name: str, norm: str, component: str, start: int, other: str) 
     batch = datasets.build("cifar10").test.batch(range(start, start + CHUNK))
     with torch.no_grad():
         clean = (model(batch.x).argmax(1) == batch.y).tolist()
-    ours = by_bastion(model, batch, THREATS[norm], component)
-    theirs = {"reference": by_reference, "torchattacks": by_torchattacks}[other](model, batch, THREATS[norm], component)
+    if other == "same-draws":
+        batch = batch._replace(index=torch.zeros_like(batch.index))
+    theirs_by = {"reference": by_reference, "torchattacks": by_torchattacks, "same-draws": by_same_draws}[other]
+    ours, theirs = (side(model, batch, THREATS[norm], component) for side in (by_bastion, theirs_by))
     _store(path, Result(clean, ours, theirs))
 
 
@@ -332,13 +348,15 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="time all of `standard` on all cores instead")
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
-    parser.add_argument("--beside", default="reference", choices=list(OTHERS), help="torchattacks has linf and l2")
+    parser.add_argument("--beside", default="reference", choices=list(OTHERS), help="same-draws: Square only")
     parser.add_argument("--seeds", type=int, help="compare the reference with itself under so many seeds instead")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")
     chosen = parser.parse_args()
     if chosen.beside == "torchattacks" and "l1" in chosen.norms:
         parser.error("torchattacks has no l1; give --norms linf l2")
+    if chosen.beside == "same-draws" and chosen.components != ["square"]:
+        parser.error("same-draws is for Square; give --components square")
     torch.set_num_threads(1)
     without_checks()
     if chosen.peak:

@@ -13,7 +13,7 @@ from bastion.attacks import journal
 from bastion.attacks.engine import attack
 from bastion.attacks.losses import margin, misclassified
 from bastion.attacks.square import MovedSquares, PaintedSquares, Square, Squares, pattern
-from bastion.attacks.threat import Norm
+from bastion.attacks.threat import Norm, project
 from bastion.attacks.victim import Victim
 from bastion.types import Batch
 
@@ -89,6 +89,35 @@ def test_the_kept_margin_falls_and_is_the_kept_points(make_linear: MakeLinear, n
         assert torch.allclose(-margin(model(kept[:, row]), batch.y[row].expand(61)), margins[:, row])
     lowest = torch.stack([-margin(model(points), batch.y) for points in asked]).cummin(0).values
     assert torch.allclose(margins, lowest)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_with_the_same_draws_the_reference_asks_about_the_same_points(
+    make_linear: MakeLinear, monkeypatch: pytest.MonkeyPatch, norm: Norm
+) -> None:
+    """Its l1 projection, which is in float32, is replaced: what it leaves of a cleared pixel would be amplified."""
+    base = pytest.importorskip("pyautoattack.square")
+    from benchmarks.draws import SameDraws
+
+    def exact(x: Tensor, offset: Tensor, eps: float) -> Tensor:
+        return project("l1", x, x + offset, eps) - x - offset
+
+    monkeypatch.setattr(base, "L1_projection", exact)
+    model, batch = make_linear(classes=4, n=6, shape=(3, 16, 16))
+    batch = batch._replace(index=torch.zeros_like(batch.index))
+    threat = Threat(norm, 0.3 * nearest(norm, model, batch).min().item())
+    asked: list[Tensor] = []
+
+    def watched(x: Tensor) -> Tensor:
+        asked.append(x.clone())
+        return model(x)
+
+    SameDraws.of(watched, threat, queries=300).perturb(batch.x, batch.y)
+    _, ours, _ = _history(model, batch, threat, Square(queries=300))
+    theirs = torch.stack(asked[1:-1])  # without the images, and the look at what came out
+    assert theirs.shape == ours.shape == (301, *batch.x.shape)
+    # Radii differ by 1e-7 of themselves, and the rest of a radius grows again; other squares would differ by eps.
+    assert (theirs - ours).abs().max() < 1e-2 * threat.eps
 
 
 def test_linf_points_stand_at_the_faces_of_the_ball_and_change_a_square(make_linear: MakeLinear) -> None:
