@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bastion import Threat
-from bastion.attacks import nearby
+from bastion.attacks import nearby, standin
 from bastion.attacks.nearby import Nearby
 from bastion.attacks.square import Square
 from bastion.attacks.victim import Victim
@@ -92,7 +92,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks save little: here it pays always."""
-    monkeypatch.setattr(nearby, "LOOK", 0)
+    monkeypatch.setattr(standin, "LOOK", 0)
 
 
 def network(name: str) -> nn.Module:
@@ -356,7 +356,7 @@ def test_where_it_is_not_done(victim: Victim, kind: torch.dtype, side: int) -> N
 
 @pytest.mark.parametrize("limit", ["LOOK", "ROOM"])
 def test_what_does_not_pay_is_left(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearby, limit, 1e15 if limit == "LOOK" else 1000)
+    monkeypatch.setattr(standin, limit, 1e15 if limit == "LOOK" else 1000)
     asked, walk = near(network("residual")), Walk()
     x, corner = walk.step(3)
     asked.ask(x, walk.kept, corner, 3, walk.whose)
