@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import bastion._torchvision  # noqa: F401  (before timm)
+
+# isort: split
 import pytest
+import timm
 import torch
 from tests.unit.attacks.test_victim import unsettled
 from torch import Tensor, nn
@@ -15,7 +19,7 @@ from bastion import Threat
 from bastion.attacks import nearby, standin
 from bastion.attacks.nearby import Nearby
 from bastion.attacks.square import Square
-from bastion.attacks.victim import Victim
+from bastion.attacks.victim import Victim, under_attack
 from bastion.models import checkpoint
 from bastion.models.stems import ChannelNorm
 from bastion.types import Batch
@@ -137,6 +141,32 @@ def test_answers_are_the_models(name: str) -> None:
         assert torch.allclose(asked.ask(x, walk.kept, corner, side, walk.whose), model(x), atol=1e-5)
         asked.accept(walk.accept(x))
         assert asked.known is not None and asked.memory.saved > 0
+
+
+STRANGERS = [
+    "resnet18",
+    "mobilenetv2_100",
+    "regnety_002",
+    "convnext_atto",
+    "repvgg_a0",
+    "starnet_s1",
+    "vit_tiny_patch16_224",
+]
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_answers_are_those_of_models_from_elsewhere(name: str) -> None:
+    size = 224 if name.startswith("vit") else 64
+    torch.manual_seed(0)
+    model, walk = unsettled(timm.create_model(name, num_classes=5)).requires_grad_(False), Walk(3, (size, size))
+    with under_attack(model, walk.kept) as victim:
+        asked = Nearby(victim)
+        for side in (7, 7, 7, 3, 3, 3):
+            x, corner = walk.step(side)
+            near, logits = asked.ask(x, walk.kept, corner, side, walk.whose), model(x)
+            assert (near - logits).abs().max() <= nearby.CLOSE * logits.abs().max()
+            asked.accept(walk.accept(x))
+            assert asked.known is not None and asked.memory.saved > 0
 
 
 @pytest.mark.parametrize("name", ["residual", "strides", "last"])
