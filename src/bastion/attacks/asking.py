@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from bastion._batchnorm import aligned
 from bastion.attacks import journal
 from bastion.attacks.losses import Loss, input_gradient, misclassified
 from bastion.errors import BastionError
@@ -43,7 +44,8 @@ def _unsteady(part: nn.Module) -> bool:
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's answer, if it is one; x stays as it is, even if the model normalises in place."""
     try:
-        logits = model(x.clone())
+        with aligned(x):
+            logits = model(x.clone())
     except (RuntimeError, ValueError) as error:
         if known := _known_mistake(str(error), model, x):
             raise BastionError(f"attack: {known}; torch says: {error}") from error

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils._pytree import tree_leaves
 
 from bastion import rng
 from bastion.attacks.asking import GradientsInside, learning, logits_of
@@ -127,7 +128,7 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
         return model
     for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_reworked, _folded, _as_it_is):
         try:
-            copied = prepare(copy.deepcopy(model))
+            copied = prepare(_copy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             many = [x.repeat(LANES[0], 1, 1, 1)] if any(isinstance(part, Winograd) for part in copied.modules()) else []
             if all(_agree(model, copied, some) for some in (x, x[:1], *many)):
@@ -135,6 +136,12 @@ def _cheaper(model: nn.Module, x: Tensor) -> nn.Module:
         except Exception:  # whatever a stranger's model does when it is copied: ask it as it is
             continue
     return model
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """Also of models that keep what they made of their parameters, as timm's do with attention biases."""
+    held = (each for part in model.modules() for each in tree_leaves(vars(part)) if isinstance(each, Tensor))
+    return copy.deepcopy(model, {id(each): each.detach().clone() for each in held if not each.is_leaf})
 
 
 def _comparable(model: nn.Module, x: Tensor) -> bool:

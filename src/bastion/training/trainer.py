@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from bastion import rng, storage
+from bastion._batchnorm import aligned
 from bastion.attacks.losses import misclassified
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
@@ -239,7 +240,7 @@ class Trainer:
         parts = []
         for number, example in enumerate(examples, 1):
             with self.world.together(self.stepper, number == len(examples)):
-                with self.precision():
+                with self.precision(), aligned(example.x):
                     losses: Losses = self.stepper(example)
                 (losses.total / len(examples)).backward()  # type: ignore[no-untyped-call]
             parts.append(losses)
