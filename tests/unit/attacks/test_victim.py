@@ -491,3 +491,27 @@ def test_a_model_that_takes_gradients_by_itself_can_be_attacked(kind: type[Purif
     batch = Batch(torch.arange(4), x, model(x).argmax(1))
     for attack in (APGD(steps=5), FAB(steps=5, targets=3), Square(queries=5)):
         assert judge(model, batch, attack, Threat("linf", 0.3), seed=0).inside.all()
+
+
+class Keeping(nn.Module):
+    """Keeps what it made of a parameter, as timm's models do with attention biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head, self.bias = nn.Linear(64, 5), nn.Parameter(torch.ones(10))
+        self.kept: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.bias[:5] * 2
+        logits: Tensor = self.head(self.layers(x)) + self.kept["bias"]
+        return logits
+
+
+def test_a_model_that_keeps_what_it_made_can_be_copied() -> None:
+    model, x = unsettled(Keeping()), torch.rand(2, 3, 8, 8)
+    expected = model(x)
+    assert not model.kept["bias"].is_leaf
+    with under_attack(model, x) as victim:
+        assert victim.copied and torch.allclose(victim(x), expected, atol=1e-5)
