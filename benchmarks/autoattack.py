@@ -108,28 +108,22 @@ def by_bastion(model: nn.Module, batch: Batch, threat: Threat, component: str) -
     return Side((verdict.clean & ~verdict.fooled).tolist(), seconds, forwards, backwards)
 
 
-def by_reference(model: nn.Module, batch: Batch, threat: Threat, component: str, seed: int = 0) -> Side:
+def by_reference(
+    model: nn.Module, batch: Batch, threat: Threat, component: str, seed: int = 0, *, same_draws: bool = False
+) -> Side:
+    """`same_draws`: its Square gets the random numbers that bastion draws for example 0."""
     counted = Counted(model)
     norm = {"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm]
     adversary = reference.AutoAttack(counted, norm=norm, eps=threat.eps, seed=seed)
     if component != STANDARD:
         adversary.attacks_to_run = [component]
+    if same_draws:
+        adversary.square = SameDraws.of(counted, threat)
     adversary.verbose = False
     clock = time.perf_counter if component == STANDARD else time.process_time
     began = clock()
     x = adversary.run_standard_evaluation(batch.x, batch.y, batch_size=250)[0]
     seconds = clock() - began
-    with torch.no_grad():
-        right = model(x).argmax(1) == batch.y
-    return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
-
-
-def by_same_draws(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
-    """The reference's Square with bastion's random numbers, those of example 0 for each image."""
-    counted = Counted(model)
-    began = time.process_time()
-    x = SameDraws.of(counted, threat).perturb(batch.x, batch.y)
-    seconds = time.process_time() - began
     with torch.no_grad():
         right = model(x).argmax(1) == batch.y
     return Side(right.tolist(), seconds, counted.forwards, counted.backwards)
@@ -242,8 +236,11 @@ def compare(model_name: str, norm: str, component: str, start: int, other: str) 
         clean = (model(batch.x).argmax(1) == batch.y).tolist()
     if other == "same-draws":
         batch = batch._replace(index=torch.zeros_like(batch.index))
-    theirs_by = {"reference": by_reference, "torchattacks": by_torchattacks, "same-draws": by_same_draws}[other]
-    ours, theirs = (side(model, batch, THREATS[norm], component) for side in (by_bastion, theirs_by))
+    ours = by_bastion(model, batch, THREATS[norm], component)
+    if other == "torchattacks":
+        theirs = by_torchattacks(model, batch, THREATS[norm], component)
+    else:
+        theirs = by_reference(model, batch, THREATS[norm], component, same_draws=other == "same-draws")
     _store(path, Result(clean, ours, theirs))
 
 
