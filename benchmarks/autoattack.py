@@ -45,7 +45,7 @@ from bastion.measuring.runner import measure
 from bastion.models.load import load
 from bastion.recipe import Suite
 from bastion.types import Batch
-from benchmarks.draws import SameDraws
+from benchmarks.draws import NORMS, SameDraws
 
 RESULTS = Path(__file__).parent / "results" / "autoattack"
 DOCS = Path(__file__).parent.parent / "docs" / "attacks.md"
@@ -113,8 +113,7 @@ def by_reference(
 ) -> Side:
     """`same_draws`: its Square gets the random numbers that bastion draws for example 0."""
     counted = Counted(model)
-    norm = {"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm]
-    adversary = reference.AutoAttack(counted, norm=norm, eps=threat.eps, seed=seed)
+    adversary = reference.AutoAttack(counted, norm=NORMS[threat.norm], eps=threat.eps, seed=seed)
     if component != STANDARD:
         adversary.attacks_to_run = [component]
     if same_draws:
@@ -167,7 +166,7 @@ def by_torchattacks(model: nn.Module, batch: Batch, threat: Threat, component: s
     import torchattacks
 
     counted = Counted(model)
-    common = {"norm": {"linf": "Linf", "l2": "L2"}[threat.norm], "eps": threat.eps, "seed": 0}
+    common = {"norm": NORMS[threat.norm], "eps": threat.eps, "seed": 0}
     attack = {
         "apgd-ce": lambda: torchattacks.APGD(counted, steps=100, loss="ce", **common),
         "apgd-t": lambda: torchattacks.APGDT(counted, steps=100, **common),
@@ -345,7 +344,9 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="time all of `standard` on all cores instead")
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead")
     parser.add_argument("--peak", choices=("bastion", "reference"), help=argparse.SUPPRESS)
-    parser.add_argument("--beside", default="reference", choices=list(OTHERS), help="same-draws: Square only")
+    parser.add_argument(
+        "--beside", default="reference", choices=list(OTHERS), help="torchattacks has linf and l2, same-draws Square"
+    )
     parser.add_argument("--seeds", type=int, help="compare the reference with itself under so many seeds instead")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/attacks.md")

@@ -15,6 +15,8 @@ from bastion import rng
 from bastion.attacks import Threat
 from bastion.attacks.square import TILES
 
+NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}  # as others call them
+
 
 class SameDraws(SquareAttack):  # type: ignore[misc]
     """Each image gets the numbers that bastion's Square draws for example 0, and squares reach the last row and column.
@@ -25,8 +27,8 @@ class SameDraws(SquareAttack):  # type: ignore[misc]
     @classmethod
     def of(cls, model: nn.Module, threat: Threat, queries: int = 5000, seed: int = 0) -> SameDraws:
         """With the settings of AutoAttack."""
-        norm = {"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm]
-        return cls(model, norm, queries, threat.eps, p_init=0.8, seed=seed, device="cpu", resc_schedule=False)
+        settings = {"p_init": 0.8, "seed": seed, "device": "cpu", "resc_schedule": False}
+        return cls(model, NORMS[threat.norm], queries, threat.eps, **settings)
 
     def attack_single_run(self, x: Tensor, y: Tensor) -> Any:
         numbers = draws(self.norm, x.shape[1:], self.seed)
