@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, JSON, arrays, hashes. No torch, no pickle."""
+"""Files that are either whole or absent, and know their own checksum: JSON, arrays, hashes. No torch, no pickle."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,16 @@ from safetensors.numpy import save as _encode_arrays
 from bastion.errors import BastionError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+FORMAT = 2  # of the JSON files; those of format 1, or of none, have no checksum
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+_TEMPORARY = re.compile(rf"\..*\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.tmp")
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, and is removed otherwise."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -37,6 +42,24 @@ def atomic(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files that processes of this machine left when they were killed; never a living one's."""
+    for path in folder.rglob(".*.tmp"):
+        writer = _TEMPORARY.fullmatch(path.name)
+        if writer and not _is_alive(int(writer[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _sync(path: Path) -> None:
@@ -64,25 +87,44 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """An object with the checksum of what it says."""
+    sealed = {"format": FORMAT, **content}
+    write_text(path, json.dumps({**sealed, "sha256": _checksum(sealed)}, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` was given, if its checksum holds. Files from before there were checksums are read as they are.
+
+    One wrong bit cannot make a file look that old: it would have to hide both the format and the checksum.
+    """
     try:
-        return json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise BastionError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BastionError(f"{path}: not readable as JSON ({error}); restore or remove it") from error
+    if not isinstance(content, dict):
+        raise BastionError(f"{path}: expected an object, got {type(content).__name__}; restore or remove it")
+    if "sha256" not in content and content.get("format", 1) == 1:
+        return content
+    if content.pop("sha256", None) != _checksum(content) or content.pop("format", None) != FORMAT:
+        raise BastionError(f"{path}: damaged or edited: it does not match its checksum; restore or remove it")
+    return content
+
+
+def _checksum(content: Any) -> str:
+    return fingerprint(content, digits=64)
 
 
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """One safetensors file that knows its own SHA-256. The same content is the same bytes."""
+    """One safetensors file with the SHA-256 of each array and of its metadata. The same content is the same bytes."""
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_bytes(path, _ordered(_encode_arrays(plain, metadata={**(metadata or {}), "sha256": digest(plain)})))
+    digests = json.dumps({name: digest({name: array}) for name, array in plain.items()}, sort_keys=True)
+    sealed = {**(metadata or {}), "digests": digests}
+    write_bytes(path, _ordered(_encode_arrays(plain, metadata={**sealed, "checksum": _checksum(sealed)})))
 
 
 def _ordered(encoded: bytes) -> bytes:
@@ -93,11 +135,19 @@ def _ordered(encoded: bytes) -> bytes:
     return b"".join([len(header).to_bytes(8, "little"), header, memoryview(encoded)[start:]])
 
 
-def read_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays and the metadata of a safetensors file, checked if it tells its SHA-256."""
+def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Arrays, dict[str, str]]:
+    """Arrays, all or those of `names` that are there, and the metadata of a safetensors file; all of it checked."""
     with _opened(path) as file:
-        arrays, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    if metadata.pop("sha256", None) not in (None, digest(arrays)):
+        stored, metadata = set(file.keys()), file.metadata() or {}
+        arrays = {name: file.get_tensor(name) for name in sorted(stored) if names is None or name in names}
+    if "sha256" in metadata and names is None:  # from before metadata had a checksum
+        whole = metadata.pop("sha256") == digest(arrays)
+    else:
+        whole = metadata.pop("checksum", None) == _checksum(metadata)
+        digests = json.loads(metadata.pop("digests", "{}")) if whole else {}
+        whole = whole and stored == digests.keys()
+        whole = whole and all(digests[name] == digest({name: array}) for name, array in arrays.items())
+    if not whole:
         raise BastionError(f"{path}: corrupt: its bytes do not match its SHA-256; remove it and make it again")
     return arrays, metadata
 

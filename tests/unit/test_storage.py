@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from bastion import BastionError, storage
 
@@ -133,6 +135,60 @@ def test_missing_and_broken_json_are_clear(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": ')
     with pytest.raises(BastionError, match="not readable as JSON"):
         storage.read_json(tmp_path / "a.json")
+
+
+def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    content = {"eps": 8 / 255, "classes": ["a", "é"], "nested": {"none": None}}
+    storage.write_json(tmp_path / "a.json", content)
+    assert storage.read_json(tmp_path / "a.json") == content
+
+
+def test_every_flipped_bit_of_a_json_file_is_found_or_harmless(tmp_path: Path) -> None:
+    content, path = {"eps": 0.1, "name": "pgd", "n": 12}, tmp_path / "a.json"
+    storage.write_json(path, content)
+    whole = path.read_bytes()
+    for position in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(BastionError):
+            assert storage.read_json(path) == content  # white space
+
+
+def test_every_flipped_bit_of_an_array_file_is_found_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    storage.write_arrays(path, {"correct": np.array([True, False]), "x": np.float32([1, 2])}, {"seed": "0"})
+    whole = path.read_bytes()
+    for names in (None, ("x",)):
+        path.write_bytes(whole)
+        expected = storage.read_arrays(path, names)
+        for position in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[position // 8] ^= 1 << position % 8
+            path.write_bytes(damaged)
+            with contextlib.suppress(BastionError):
+                assert repr(storage.read_arrays(path, names)) == repr(expected)
+
+
+def test_files_from_before_checksums_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"format": 1, "created": "2026"}')
+    assert storage.read_json(tmp_path / "a.json")["created"] == "2026"
+    arrays = {"x": np.arange(3)}
+    (tmp_path / "a").write_bytes(safetensors.numpy.save(arrays, {"sha256": storage.digest(arrays)}))
+    assert storage.read_arrays(tmp_path / "a")[0]["x"].tolist() == [0, 1, 2]
+
+
+def test_only_leftovers_of_dead_writers_are_removed(tmp_path: Path) -> None:
+    with storage.atomic(tmp_path / "living") as living:
+        living.write_text("half")
+        dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+        pid = dead.stdout.strip()
+        left = tmp_path / "deeper" / living.name.replace(f"-{os.getpid()}-", f"-{pid}-")
+        left.parent.mkdir()
+        left.write_text("half")
+        storage.remove_leftovers(tmp_path)
+        assert living.exists()
+        assert not left.exists()
 
 
 def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
