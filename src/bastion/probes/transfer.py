@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -20,11 +20,12 @@ from bastion.models import Classifier, checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
+from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("transfer")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Transfer(Probe):
     """Accuracy on points that an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
 
