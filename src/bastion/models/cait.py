@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.models.cait import Cait
 
 from bastion.models import models

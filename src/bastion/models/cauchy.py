@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, PatchEmbed

@@ -5,9 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import Attention, DropPath, Mlp
 from torch import Tensor, nn

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn

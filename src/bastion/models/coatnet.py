@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch.nn.functional as F
 from timm.layers import Mlp, RelPosBias, SqueezeExcite
 from torch import Tensor, nn

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.layers import calculate_drop_path_rates
 from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor, nn

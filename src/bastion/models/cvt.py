@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.models.densenet import DenseNet
 from torch import nn
 

@@ -9,9 +9,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm, LayerNorm2d, trunc_normal_

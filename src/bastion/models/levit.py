@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.models.levit import Attention, AttentionDownsample, Levit
 from torch import nn
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import PatchEmbed
 from timm.models.mlp_mixer import MixerBlock

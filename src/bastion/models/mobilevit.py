@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import Attention, Mlp
 from torch import Tensor, nn

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.layers import GroupNorm1, trunc_normal_
 from timm.models.metaformer import MetaFormer
 from torch import nn

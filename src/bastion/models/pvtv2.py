@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
 
 from bastion.models import models

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp, trunc_normal_

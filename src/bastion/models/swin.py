@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp

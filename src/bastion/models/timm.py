@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import timm
 from torch import nn
 

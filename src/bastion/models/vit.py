@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.models.xcit import Xcit
 
 from bastion.models import models
