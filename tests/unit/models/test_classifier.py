@@ -103,7 +103,7 @@ def test_asking_a_cnn_for_attention_is_an_error() -> None:
 def test_unknown_taps_and_blockless_networks_are_errors(tiny_model: Classifier, vit: Classifier) -> None:
     with pytest.raises(BastionError, match="unknown 'atention'; did you mean 'attention'"), vit.tap("atention"):
         pass
-    with pytest.raises(BastionError, match="no residual blocks found"):
+    with pytest.raises(BastionError, match="which of its modules are residual blocks is not known"):
         tiny_model.blocks()
 
 

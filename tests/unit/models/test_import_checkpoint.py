@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bastion import BastionError
 from bastion.cli import app
 from bastion.models import checkpoint, models
-from bastion.models.foreign import NORMALISATIONS, import_file
+from bastion.models.import_checkpoint import NORMALISATIONS, import_file
 from bastion.models.load import load
 
 VIT = {"name": "timm/vit_tiny_patch16_224", "img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2}
@@ -203,7 +203,7 @@ def test_a_resnet_of_the_reference_implementation_answers_as_there(tmp_path: Pat
     ],
 )
 def test_names_of_the_usual_cifar_code_are_known(model: str, names: dict[str, str], tmp_path: Path) -> None:
-    from bastion.models.foreign import _renamed
+    from bastion.models.import_checkpoint import _renamed
 
     with torch.device("meta"):
         backbone = models.build(model)
