@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -72,7 +73,11 @@ class Classifier(nn.Module):
         """
         super().__init__()
         channels = backbone.shape[0]
-        if len(mean) != channels or len(std) != channels or min(std) <= 0:
+        if (
+            len(mean) != channels
+            or len(std) != channels
+            or not (all(map(math.isfinite, mean)) and all(0 < each < math.inf for each in std))
+        ):
             raise BastionError(
                 f"normalisation: need {channels} means and {channels} positive stds for images of {channels} channels, "
                 f"got mean {mean} and std {std}"
