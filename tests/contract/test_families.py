@@ -61,7 +61,7 @@ def test_attention_maps_are_distributions_or_an_error_says_there_are_none(model:
         return
     with torch.no_grad(), model.tap("attention") as taps:
         model(torch.rand(2, *model.shape))
-    assert taps.attention
+    assert list(taps.attention) == [block.name for block in model.blocks() if block.attention]
     for attention in taps.attention.values():
         assert attention.ndim == 4 and attention.shape[0] % 2 == 0
         assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-4)
