@@ -145,7 +145,7 @@ def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
     if largest > LARGEST_NUMBER:
         raise BastionError(f"{where}: model: asks for {largest:.6g}; no option may be above {LARGEST_NUMBER}")
     stored = _shapes(path)
-    with torch.device("meta"), _at_most(2 * len(stored) + 100, where):  # some are made only to be replaced
+    with torch.device("meta"), _at_most(2 * len(stored) + 100):  # some are made only to be replaced
         model = make()
     for shape in (card.shape, (card.shape[0], *model.size)):
         if min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
@@ -179,7 +179,7 @@ def _numbers(options: Any) -> Iterator[float]:
 
 
 @contextmanager
-def _at_most(count: int, where: Path) -> Iterator[None]:
+def _at_most(count: int) -> Iterator[None]:
     """Stop building a network at the first parameter beyond this many."""
     seen = 0
 
@@ -187,7 +187,7 @@ def _at_most(count: int, where: Path) -> Iterator[None]:
         nonlocal seen
         seen += 1
         if seen > count:
-            raise BastionError(f"{where}: model: asks for a network far larger than its weights; get both again")
+            raise BastionError("asks for a network far larger than its weights; get both again")
 
     handle = register_module_parameter_registration_hook(check)
     try:
