@@ -174,14 +174,14 @@ def import_(
     ] = None,
 ) -> None:
     """Bring a published checkpoint into bastion's format: every tensor is used, or named in the error."""
-    from bastion.models import checkpoint, foreign
+    from bastion.models import checkpoint, import_checkpoint
     from bastion.recipe import parse_changes
 
     folder = output or Path("imported") / file.name.partition(".")[0]
     if (folder / checkpoint.CARD).exists():
         raise BastionError(f"import: {folder} has a model already; give another folder with -o")
-    stats = foreign.parse_stats(normalize) if normalize and "/" in normalize else normalize
-    done = foreign.import_file(file, {"name": model, **parse_changes(change or ())}, ema=ema, normalize=stats)
+    stats = import_checkpoint.parse_stats(normalize) if normalize and "/" in normalize else normalize
+    done = import_checkpoint.import_file(file, {"name": model, **parse_changes(change or ())}, ema=ema, normalize=stats)
     checkpoint.save(done.model, folder, done.about(file))
     stdout.print(
         f"{done}\nimported: {folder}\nnext: bastion measure {folder} --suite demo", soft_wrap=True, markup=False

@@ -64,16 +64,17 @@ def describe(
     except (AssertionError, RuntimeError, ValueError) as error:
         size = "×".join(map(str, model.shape))
         raise BastionError(f"show {target}: with these options it does not run on {size}: {error}") from error
-    lines = [_describe_model(model, macs), _attention(model, backbone.attention)]
+    lines = [_describe_model(model, macs), _attention(model)]
     lines += [_row("from", backbone.paper)] if backbone.paper else []
     return "\n".join([*lines, _row("about", first_line(models.factory(target)))])
 
 
-def _attention(model: Classifier, kind: str | None) -> str:
+def _attention(model: Classifier) -> str:
     """As it is seen in a pass: how many maps, over what, and their size."""
     import torch
 
     from bastion.models.classifier import in_mode
+    from bastion.models.model_stats import attention_between
 
     try:
         with torch.no_grad(), in_mode(model, training=False), model.tap("attention") as taps:
@@ -81,8 +82,8 @@ def _attention(model: Classifier, kind: str | None) -> str:
     except BastionError:
         return _row("attention", "none")
     shapes = list(dict.fromkeys("×".join(map(str, each.shape[1:])) for each in taps.attention.values()))
-    what = f"between {kind}: " if kind else ""
-    return _row("attention", f"{what}{len(taps.attention)} maps of heads×queries×keys {', '.join(shapes)}")
+    between = attention_between(model.blocks())
+    return _row("attention", f"between {between}: {len(taps.attention)} maps of heads×queries×keys {', '.join(shapes)}")
 
 
 def _describe_folder(target: str) -> str:
@@ -169,10 +170,11 @@ def _describe_model(model: Classifier, macs: int) -> str:
         "MACs": f"{macs / 1e9:.3f} G per image (multiply-accumulates, the papers' FLOPs)",
     }
     try:
-        names = [block.name for block in model.blocks()]
-        rows["blocks"] = f"{len(names)}: {names[0]} … {names[-1]}"
+        blocks = model.blocks()
+        attending = sum(block.attends for block in blocks)
+        rows["blocks"] = f"{len(blocks)}: {blocks[0].name} … {blocks[-1].name}; {attending} with self-attention"
     except BastionError:
-        rows["blocks"] = "none recognised"
+        rows["blocks"] = "not known"
     return "\n".join(_row(key, value) for key, value in rows.items())
 
 
@@ -190,10 +192,10 @@ def _registered(room: str, registry: str) -> Callable[[str], Rows]:
 
 def _models(pattern: str) -> Rows:
     from bastion.models import models
-    from bastion.models.figures import known
+    from bastion.models.model_stats import stored
     from bastion.models.timm import timm_names
 
-    counted = known()
+    counted = stored()
     for name in models.names():
         if not name.endswith("/*"):
             yield name, counted[name].short() if name in counted else first_line(models.factory(name))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -89,19 +89,32 @@ def hard(y: Tensor) -> Tensor:
     return y if y.ndim == 1 else y.argmax(1)
 
 
+# What the softmaxed maps of a block are between; `class`: only the class token attends.
+Attention = Literal["tokens", "windows", "channels", "class"]
+
+
 @dataclass(frozen=True)
 class Block:
     """One residual block of a backbone."""
 
     name: str
     module: nn.Module
+    attention: Attention | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Self-attention: every token, or every channel, attends to others."""
+        return self.attention not in (None, "class")
 
 
-class Taps(Protocol):
-    """What a forward pass inside `tap` left behind, by block name."""
+@dataclass
+class Taps:
+    """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
 
-    blocks: dict[str, Tensor]
-    attention: dict[str, Tensor]  # softmaxed, (B, heads, queries, keys)
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+    # Softmaxed, (B, heads, queries, keys); families with windows have B times the windows in the first place.
+    # A block that attends more than once leaves its last map.
+    attention: dict[str, Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable

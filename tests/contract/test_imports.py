@@ -81,6 +81,15 @@ def test_reading_and_reporting_need_no_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("first", ["data.augment", "models.timm", "training.optim", "measuring.runner", "attacks"])
+def test_any_package_can_be_imported_first(first: str) -> None:
+    """Each brings the guard along before timm, whatever was imported before it."""
+    others = "bastion.training.trainer, bastion.data.imagefolder, bastion.models.fan, bastion.measuring.runner"
+    code = f"import bastion.{first}; import {others}; import timm, torchvision"
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_importing_timm_first_needs_the_guard_only_where_torchvision_fails() -> None:
     """The guard leaves a torchvision that works, whatever it found."""
     code = "import bastion._torchvision, torchvision, timm; from torchvision import transforms; transforms.Resize(4)"

@@ -88,7 +88,7 @@ class Transfer(Probe):
 def _identity(source: str) -> str:
     """Changes with the weights of the model and with how they are used."""
     card = checkpoint.read_card(locate(source))
-    return storage.fingerprint(card.model_dump(mode="json", exclude={"about"}), digits=16)
+    return storage.fingerprint(card.model_dump(mode="json", exclude={"about", "format", "logits"}), digits=16)
 
 
 @functools.lru_cache(maxsize=8)
