@@ -25,7 +25,7 @@ CARD = "card.json"
 class Card(BaseModel):
     """Everything besides the weights that a model is made of."""
 
-    format: Literal[1]
+    format: Literal[1] = 1
     model: dict[str, Any]  # what the registry builds the backbone from
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -71,7 +71,6 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
     state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     storage.write_bytes(weights_file(folder, weights), encode(state))
     card = Card(
-        format=1,
         model=model.spec,
         mean=tuple(model.mean.flatten().tolist()),
         std=tuple(model.std.flatten().tolist()),
@@ -82,7 +81,7 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
         about=dict(about or {}),
     )
     # The card names its weights, so writing it is the one moment at which the new model takes the old one's place.
-    storage.write_json(folder / CARD, card.model_dump(mode="json"))
+    storage.write_json(folder / CARD, card.model_dump(mode="json", exclude={"format"}))
     for other in set(folder.glob("*.safetensors")) - {weights_file(folder, weights)}:
         other.unlink(missing_ok=True)
 
