@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bastion.training.passes import learning_twice, step_passes
 
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform
@@ -20,7 +21,6 @@ from bastion.recipe import SHIPPED, Recipe, Spec, load_suite, shipped
 from bastion.recipe import load_recipe as _load_recipe
 from bastion.training.build import build_model, build_objective
 from bastion.training.objectives import objectives
-from bastion.training.passes import learning_twice, step_passes
 from bastion.types import DataSet
 
 ROOT = Path(__file__).parents[2]

@@ -130,8 +130,8 @@ class TestObjectives:
     def test_its_loss_trains_the_model(self, name: str, tiny_model: Classifier, batch: Batch) -> None:
         objective: Objective = objectives.build({"name": name, **OPTIONS.get(name, {})})
         tiny_model.train()
-        example = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
-        losses = objective.loss(tiny_model, example)
+        prepared = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
+        losses = objective.loss(tiny_model, prepared)
         losses.total.backward()
         assert losses.total.ndim == 0
         assert losses.logits.shape == (12, 3)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from bastion.training.calibrate import Rate
 
 from bastion import planning
 from bastion.data import datasets
@@ -14,7 +15,6 @@ from bastion.models import models
 from bastion.recipe import Recipe
 from bastion.show import describe
 from bastion.training import calibrate
-from bastion.training.calibrate import Rate
 from bastion.training.objectives import objectives
 
 IMAGENET = """

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from bastion.training.passes import Passes, counted, learning_twice, stand_in, step_passes, validation_passes
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,7 +15,6 @@ from bastion.models import checkpoint, complexity
 from bastion.recipe import Recipe
 from bastion.training.objectives import objectives
 from bastion.training.objectives.standard import Standard
-from bastion.training.passes import Passes, counted, learning_twice, stand_in, step_passes, validation_passes
 from bastion.types import Batch, Example, Losses, Objective
 
 THREAT = {"norm": "linf", "eps": 8 / 255}

@@ -22,10 +22,10 @@ from bastion.errors import Interrupted
 from bastion.models import checkpoint
 from bastion.recipe import load_recipe
 from bastion.run import Run
-from bastion.training import trainer
-from bastion.training.state import load_state
+from bastion.training import checkpoints, selection, trainer
+from bastion.training.checkpoints import read_state
+from bastion.training.distributed import Processes
 from bastion.training.trainer import train
-from bastion.training.world import World
 from bastion.types import DataSet
 
 
@@ -41,15 +41,15 @@ def _steps(run: Run) -> list[dict[str, Any]]:
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int = signal.SIGTERM) -> None:
     """A signal arrives while the given step is computed."""
-    learn = trainer.Trainer.learn
+    train_step = trainer.Trainer.train_step
 
-    def learn_and_signal(self: trainer.Trainer, batch: Any) -> Any:
+    def step_and_signal(self: trainer.Trainer, batch: Any) -> Any:
         if self.step == steps - 1:
-            monkeypatch.setattr(trainer.Trainer, "learn", learn)
+            monkeypatch.setattr(trainer.Trainer, "train_step", train_step)
             signal.raise_signal(number)
-        return learn(self, batch)
+        return train_step(self, batch)
 
-    monkeypatch.setattr(trainer.Trainer, "learn", learn_and_signal)
+    monkeypatch.setattr(trainer.Trainer, "train_step", step_and_signal)
 
 
 def test_the_log_has_every_step_and_epoch(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_lost_model_comes_back_from_the_last_checkpoint(tmp_path: Path) -> Non
 
 def test_where_the_best_model_is_lost_the_last_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.9, 0.2, 0.2])
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
+    monkeypatch.setattr(selection.Selection, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
     run = _train(tmp_path / "run", "validate.choose=best")
     shutil.rmtree(run.model)
     _train(tmp_path / "run", "validate.choose=best", resume=True)
@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, setting
     with pytest.raises(BastionError, match=r"training step \d: loss .*Try a smaller optimizer.lr \(now 1e\+30\)"):
         _train(tmp_path / "run", setting, "schedule.warmup_epochs=0", "optimizer.clip_grad=null")
     for path in (tmp_path / "run" / "checkpoints").glob("*"):
-        assert all(t.isfinite().all() for t in load_state(path)["model"].values())
+        assert all(t.isfinite().all() for t in read_state(path)["model"].values())
 
 
 def test_a_trained_run_is_not_trained_over(tmp_path: Path) -> None:
@@ -254,15 +254,15 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saves, save_state = [], trainer.save_state
+    saves, write_state = [], checkpoints.write_state
 
     def full(path: Path, state: Any) -> None:
         saves.append(path)
         if len(saves) == 2:
             monkeypatch.setattr(os, "fsync", _no_space)
-        save_state(path, state)
+        write_state(path, state)
 
-    monkeypatch.setattr(trainer, "save_state", full)
+    monkeypatch.setattr(checkpoints, "write_state", full)
     with pytest.raises(BastionError, match="no space left on the disk; what was stored before is intact"):
         _train(tmp_path / "run")
     monkeypatch.undo()
@@ -308,7 +308,7 @@ def test_the_averaged_model_is_the_one_that_is_kept(tmp_path: Path) -> None:
 
 def test_the_best_epoch_is_kept_if_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.2, 0.9, 0.5])
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
+    monkeypatch.setattr(selection.Selection, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
     run = _train(tmp_path / "run", "schedule.epochs=3", "validate.choose=best")
     assert json.loads((run.model / "card.json").read_text())["about"]["epoch"] == 2
 
@@ -391,7 +391,7 @@ def test_weights_that_expect_other_images_are_told(tmp_path: Path) -> None:
 def test_each_process_cuts_its_share_into_equal_parts(tmp_path: Path) -> None:
     recipe = load_recipe("base/micro", (*QUICK, "batch=20", "accumulate=4"))
     with pytest.raises(BastionError, match="the 10 images of each process cannot be cut into 4 equal parts"):
-        trainer.Trainer(recipe, Run(tmp_path / "run"), World(rank=0, size=2))
+        trainer.Trainer(recipe, Run(tmp_path / "run"), Processes(rank=0, size=2))
 
 
 def test_without_held_out_images_none_is_the_best(tmp_path: Path) -> None:

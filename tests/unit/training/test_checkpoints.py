@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bastion import BastionError
-from bastion.training.state import load_state, save_state
+from bastion.training.checkpoints import read_state, write_state
 
 
 def test_nested_states_come_back_exactly(tmp_path: Path) -> None:
@@ -25,8 +25,8 @@ def test_nested_states_come_back_exactly(tmp_path: Path) -> None:
         "half": torch.rand(2, 2).bfloat16(),
         "strided": torch.arange(6).view(2, 3).t(),
     }
-    save_state(tmp_path / "s", state)
-    loaded = load_state(tmp_path / "s")
+    write_state(tmp_path / "s", state)
+    loaded = read_state(tmp_path / "s")
     assert str(loaded) == str(state)
     assert loaded["optimizer"]["groups"][0]["betas"] == (0.9, 0.95)
     assert torch.equal(loaded["half"], state["half"])
@@ -39,8 +39,8 @@ def test_an_adamw_goes_on_as_if_it_had_not_been_stored(tmp_path: Path) -> None:
         optimizer = torch.optim.AdamW([weight], lr=0.1)
         for step in range(6):
             if restart and step == 3:
-                save_state(tmp_path / "s", {"w": weight.data, "o": optimizer.state_dict()})
-                state = load_state(tmp_path / "s")
+                write_state(tmp_path / "s", {"w": weight.data, "o": optimizer.state_dict()})
+                state = read_state(tmp_path / "s")
                 weight = torch.nn.Parameter(state["w"])
                 optimizer = torch.optim.AdamW([weight], lr=0.5)
                 optimizer.load_state_dict(state["o"])
@@ -53,14 +53,14 @@ def test_an_adamw_goes_on_as_if_it_had_not_been_stored(tmp_path: Path) -> None:
 
 
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
-    save_state(tmp_path / "s", {"x": torch.rand(1000)})
+    write_state(tmp_path / "s", {"x": torch.rand(1000)})
     content = (tmp_path / "s").read_bytes()
     (tmp_path / "s").write_bytes(content[:-10])
     with pytest.raises(BastionError, match="corrupt or truncated"):
-        load_state(tmp_path / "s")
+        read_state(tmp_path / "s")
 
 
 def test_what_is_neither_tensor_nor_plain_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="holds tensors and plain values, got set"):
-        save_state(tmp_path / "s", {"x": {1, 2}})
+        write_state(tmp_path / "s", {"x": {1, 2}})
     assert not list(tmp_path.iterdir())
