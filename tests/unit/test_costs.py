@@ -1,28 +1,47 @@
-"""Passes per image, counted, against what one derives by hand from the objective and its attack."""
+"""Passes per image, counted, against what one derives by hand; images and operations; a rate that is the real one."""
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bastion.training.passes import Passes, counted, learning_twice, stand_in, step_passes, validation_passes
+from tests.conftest import QUICK
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from bastion.costs import (
+    Passes,
+    counted,
+    images_per_second,
+    plan_run,
+    stand_in,
+    step_passes,
+    training_passes,
+    validation_passes,
+)
+from bastion.data.known import outline
 from bastion.models import checkpoint, complexity
-from bastion.recipe import Recipe
+from bastion.recipe import Recipe, load_recipe
 from bastion.training.objectives import objectives
 from bastion.training.objectives.standard import Standard
-from bastion.types import Batch, Example, Losses, Objective
+from bastion.training.trainer import Trainer
+from bastion.types import Batch, DataSet, Losses, Prepared
 
 THREAT = {"norm": "linf", "eps": 8 / 255}
-SHAPE = (3, 32, 32)
+CIFAR10 = outline({"name": "cifar10"})
 
 
-def _passes(spec: dict[str, Any], shape: tuple[int, int, int] = SHAPE, classes: int = 10) -> tuple[Passes, Passes]:
-    return step_passes(objectives.build(spec), shape, classes, progress=1.0)
+def _recipe(objective: dict[str, Any], **more: Any) -> Recipe:
+    return Recipe.model_validate({"data": "cifar10", "model": "vit/micro", "objective": objective, **more})
+
+
+def _passes(objective: dict[str, Any], data: DataSet = CIFAR10) -> tuple[Passes, Passes]:
+    return step_passes(_recipe(objective), data)
 
 
 def _attacked(objective: str, **attack: Any) -> dict[str, Any]:
@@ -52,13 +71,13 @@ ATTACKS: list[tuple[dict[str, Any], tuple[int, int]]] = [
 
 @pytest.mark.parametrize(("attack", "expected"), ATTACKS, ids=[str(attack) for attack, _ in ATTACKS])
 def test_attacks_take_what_they_say(attack: dict[str, Any], expected: tuple[int, int]) -> None:
-    finding, learning = _passes(_attacked("adversarial", **attack))
-    assert finding == Passes(*expected, 0)
-    assert learning == Passes(1, 1, 1)
+    prepare, loss = _passes(_attacked("adversarial", **attack))
+    assert prepare == Passes(*expected, 0)
+    assert loss == Passes(1, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("spec", "finding", "learning"),
+    ("spec", "prepare", "loss"),
     [
         ({"name": "standard"}, Passes(), Passes(1, 1, 1)),
         (_attacked("adversarial", name="pgd", steps=7, keep="last"), Passes(7, 7), Passes(1, 1, 1)),
@@ -69,49 +88,52 @@ def test_attacks_take_what_they_say(attack: dict[str, Any], expected: tuple[int,
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
-def test_objectives_take_what_their_formulas_say(spec: dict[str, Any], finding: Passes, learning: Passes) -> None:
-    assert _passes(spec) == (finding, learning)
+def test_objectives_take_what_their_formulas_say(spec: dict[str, Any], prepare: Passes, loss: Passes) -> None:
+    assert _passes(spec) == (prepare, loss)
 
 
 @pytest.mark.parametrize("name", objectives.names())
 def test_every_objective_learns_once_from_each_answer_that_it_asks_for(name: str) -> None:
     attack = {"name": "pgd", "steps": 2, "keep": "last", "loss": "kl" if name == "trades" else "ce"}
-    _, learning = _passes({"name": name} if name == "standard" else _attacked(name, **attack))
-    assert 1 <= learning.weights <= learning.backward <= learning.forward
+    _, loss = _passes({"name": name} if name == "standard" else _attacked(name, **attack))
+    assert 1 <= loss.weights <= loss.backward <= loss.forward
 
 
 @pytest.mark.parametrize("attack_mode", ["eval", "train"])
 @pytest.mark.parametrize(("shape", "classes"), [((3, 224, 224), 1000), ((1, 28, 28), 10), ((3, 20, 31), 2)])
 def test_the_images_may_have_any_shape(shape: tuple[int, int, int], classes: int, attack_mode: str) -> None:
     spec = _attacked("adversarial", name="pgd", steps=2, keep="last") | {"attack_mode": attack_mode}
-    assert _passes(spec, shape, classes) == (Passes(2, 2), Passes(1, 1, 1))
+    data = dataclasses.replace(CIFAR10, shape=shape, classes=tuple(map(str, range(classes))))
+    assert _passes(spec, data) == (Passes(2, 2), Passes(1, 1, 1))
 
 
 def test_units_are_forward_passes() -> None:
     assert Passes(1, 0, 0).units == 1
     assert Passes(1, 1, 0).units == 2  # input gradient
     assert Passes(1, 1, 1).units == 3  # training
-    finding, learning = _passes(_attacked("adversarial", name="pgd", steps=10, keep="last"))
-    assert (finding + learning).units == 2 * 10 + 3
-    assert learning.times(1.5) == Passes(1.5, 1.5, 1.5)
+    prepare, loss = _passes(_attacked("adversarial", name="pgd", steps=10, keep="last"))
+    assert (prepare + loss).units == 2 * 10 + 3
+    assert loss.times(1.5) == Passes(1.5, 1.5, 1.5)
 
 
+@objectives.register("halves")
+@dataclass(kw_only=True)
 class Halves(Standard):
     """Asks about half of the images twice, without freezing anything, and takes an input gradient by hand."""
 
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
         half = batch.x[: len(batch.x) // 2].clone().requires_grad_()
         torch.autograd.grad(model(half).sum(), half)
         with torch.no_grad():
             model(half)
-        return Example(batch, batch.x, {})
+        return Prepared(batch, batch.x, {})
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         features: list[Tensor] = []
         handle = model.network.blocks[0].register_forward_hook(lambda *given: features.append(given[2]))  # type: ignore
         with torch.no_grad():
-            model(example.x)
-        logits = model(example.x)
+            model(prepared.x)
+        logits = model(prepared.x)
         handle.remove()
         return Losses(features[1].square().mean(), logits, {})  # the logits are not part of it
 
@@ -119,31 +141,28 @@ class Halves(Standard):
 def test_a_plug_in_is_counted_by_what_it_does() -> None:
     """Part of a batch counts for its part; a gradient for the input alone is told from one for the weights even where
     these are not frozen; a loss need not come from the logits."""
-    assert step_passes(Halves(), SHAPE, 10, progress=0.0) == (Passes(1, 0.5, 0), Passes(2, 1, 1))
+    assert _passes({"name": "halves"}) == (Passes(1, 0.5, 0), Passes(2, 1, 1))
 
 
 def test_counting_ends_with_its_context() -> None:
-    model, batch = stand_in(SHAPE, 10)
+    model, batch = stand_in(CIFAR10)
     with counted(model) as passes:
         model(batch.x)
     model(batch.x)
     assert passes == Passes(1, 0, 0)
 
 
-def _recipe(**more: Any) -> Recipe:
-    spec = _attacked("adversarial", name="pgd", steps=2, keep="last")
-    return Recipe.model_validate({"data": "cifar10", "model": "vit/micro", "objective": spec, **more})
-
-
-def test_sam_and_awp_learn_twice_once_they_have_begun() -> None:
-    schedule = {"epochs": 20}
-    assert learning_twice(_recipe()) == 0
+def test_sam_and_awp_take_the_loss_twice_once_they_have_begun() -> None:
+    spec, schedule = _attacked("adversarial", name="pgd", steps=2, keep="last"), {"epochs": 20}
+    assert training_passes(_recipe(spec)) == Passes(3, 3, 1)
     for name in ("sam", "awp"):
-        at_once, later, never = (
-            _recipe(optimizer={"perturb": {"name": name, "size": 0.1, "after": after}}, schedule=schedule)
+        counts = [
+            training_passes(
+                _recipe(spec, optimizer={"perturb": {"name": name, "size": 0.1, "after": after}}, schedule=schedule)
+            ).weights
             for after in (0, 5, 30)
-        )
-        assert [learning_twice(recipe) for recipe in (at_once, later, never)] == [1, 0.75, 0]
+        ]
+        assert counts == [2, 1.75, 1]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +174,8 @@ def test_sam_and_awp_learn_twice_once_they_have_begun() -> None:
     ],
 )
 def test_validation_looks_at_the_image_attacks_it_and_judges(attack: dict[str, Any] | None, expected: Passes) -> None:
-    recipe = _recipe(validate={"attack": attack})
-    objective: Objective = objectives.build(recipe.objective.plain())
-    assert validation_passes(recipe, objective, SHAPE, 10) == expected
+    spec = _attacked("adversarial", name="pgd", steps=2, keep="last")
+    assert validation_passes(_recipe(spec, validate={"attack": attack})) == expected
 
 
 @pytest.mark.parametrize(
@@ -175,10 +193,49 @@ def test_the_convention_agrees_with_torchs_count_of_a_real_step(spec: dict[str, 
         {"name": "vit/micro", "patch_size": 8, "depth": 4}, mean=(0.5,) * 3, std=(0.25,) * 3
     ).train()
     objective, index = objectives.build(spec), torch.arange(2)
-    batch = Batch(index, torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0)), index)
+    batch = Batch(index, torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), index)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         objective.loss(model, objective.prepare(model, batch, progress=1.0, seed=0)).total.backward()  # type: ignore
-    finding, learning = _passes(spec)
-    expected = len(batch.x) * 2 * complexity.macs(model) * (finding + learning).units
+    prepare, loss = _passes(spec)
+    expected = len(batch.x) * 2 * complexity.macs(model) * (prepare + loss).units
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.03)
+
+
+def test_images_and_operations_are_those_of_the_whole_run() -> None:
+    """One attack step and a training pass are five units; validation without an attack is one."""
+    spec = _attacked("adversarial", name="fgsm-rs", keep="last")
+    plan = plan_run(_recipe(spec, schedule={"epochs": 3}, batch=100, validate={"limit": 50, "every": 2}))
+    images = 49_000 * 3
+    assert (plan.images, plan.validated) == (images, 100)
+    assert plan.flops == pytest.approx(2 * plan.macs * (5 * images + 100))
+    assert plan.hours(10.0) == pytest.approx((images + 100 / 5) / 10 / 3600)
+
+
+def test_limits_extra_images_and_copies_are_counted_as_training_draws_them() -> None:
+    def images(**more: object) -> int:
+        named = {"data": "cifar10-mini", "model": "vit/micro", "objective": "standard", "batch": 100}
+        return plan_run(Recipe.model_validate(named | {"schedule": {"epochs": 2}} | more)).images
+
+    assert images() == 2 * 3600
+    assert images(train_limit=250) == 2 * 200
+    assert images(extra={"data": "cifar10-mini"}) == 2 * 7200
+    assert images(extra={"data": "cifar10-mini", "share": 0.5}) == 2 * 7200  # until its own are used up
+    assert images(augment={"repeats": 4}) == 2 * 3600  # of fewer different images
+
+
+def test_the_rate_is_that_of_the_training_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that stands still but for the steps: 2 seconds each, 20 the first one."""
+    clock = [0.0]
+    train_step = Trainer.train_step
+
+    def slow(self: Trainer, batch: Batch) -> Any:
+        clock[0] += 2.0 if self.step else 20.0
+        return train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "train_step", slow)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.chdir(tmp_path)
+    assert images_per_second(load_recipe("base/micro", QUICK), seconds=23.0) == 32 / 2.0
+    assert clock[0] == 20 + 2 + 2
+    assert not list(tmp_path.iterdir())
