@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch.optim import Optimizer
 

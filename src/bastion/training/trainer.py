@@ -12,9 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn

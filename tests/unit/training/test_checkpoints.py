@@ -1,13 +1,16 @@
-"""A training state comes back as it was, without pickle."""
+"""A training state comes back as it was, without pickle, or not at all."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from bastion import BastionError
+from bastion.models.checkpoint import digest_tensors
 from bastion.training.checkpoints import read_state, write_state
 
 
@@ -58,6 +61,50 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(content[:-10])
     with pytest.raises(BastionError, match="corrupt or truncated"):
         read_state(tmp_path / "s")
+
+
+def test_each_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+    """In a whole checkpoint with an optimizer's settings in its header: step, weight decay, betas and all."""
+    weight = torch.nn.Parameter(torch.arange(5.0))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    state = {"step": 2, "best": -1.0, "model": {"w": weight.detach()}, "optimizer": optimizer.state_dict()}
+    write_state(tmp_path / "s", state)
+    content, expected = (tmp_path / "s").read_bytes(), str(read_state(tmp_path / "s"))
+    generator = torch.Generator().manual_seed(0)
+    noticed = 0
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(torch.randint(8, (), generator=generator))
+        (tmp_path / "s").write_bytes(damaged)
+        try:
+            assert str(read_state(tmp_path / "s")) == expected, place
+        except BastionError:
+            noticed += 1
+    assert noticed > 0.9 * len(content)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'[\\"step\\", 2]', b'[\\"step\\", 3]'), (b"0.01", b"0.02"), (b"0.999", b"0.998")]
+)
+def test_an_edited_header_is_refused(tmp_path: Path, old: bytes, new: bytes) -> None:
+    weight = torch.nn.Parameter(torch.arange(5.0))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    write_state(tmp_path / "s", {"step": 2, "optimizer": optimizer.state_dict()})
+    content = (tmp_path / "s").read_bytes()
+    assert content.count(old) == 1
+    (tmp_path / "s").write_bytes(content.replace(old, new))
+    with pytest.raises(BastionError, match="its header does not match its SHA-256"):
+        read_state(tmp_path / "s")
+
+
+def test_states_from_before_headers_had_a_checksum_are_read(tmp_path: Path) -> None:
+    tensors = {"000000": torch.arange(3.0)}
+    header = {"content": {"dict": [["w", {"tensor": "000000"}], ["step", 4]]}, "sha256": digest_tensors(tensors)}
+    (tmp_path / "s").write_bytes(save(tensors, {"state": json.dumps(header)}))
+    state = read_state(tmp_path / "s")
+    assert state["step"] == 4 and torch.equal(state["w"], tensors["000000"])
 
 
 def test_what_is_neither_tensor_nor_plain_is_refused(tmp_path: Path) -> None:
