@@ -86,7 +86,7 @@ class Checkpoints:
             "device": self.processes.device.type,
             "processes": self.processes.size,
             "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
         }
 
     def restore(self) -> tuple[int, float] | None:
