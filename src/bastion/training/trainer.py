@@ -242,7 +242,10 @@ class Trainer:
 
     def gradients(self, parts: list[Prepared]) -> Losses:
         """Leave the gradient of the mean loss in the parameters."""
-        self.step_loss.zero_grad(set_to_none=True)
+        # Not the module's: a sharded one may hold gathered weights just now, which are not those that have gradients.
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.objective.optimizer:
+            self.objective.optimizer.zero_grad(set_to_none=True)
         found = []
         for number, prepared in enumerate(parts, 1):
             with self.processes.sync_gradients(self.step_loss, number == len(parts)):
