@@ -143,10 +143,44 @@ def plugin_files(room: str = "*") -> list[Path]:
     return sorted(Path(folder).glob(f"{room}/*.py"))
 
 
-def plugins_digest() -> str | None:
-    """Facts that a plug-in made are of its present text only."""
-    files = plugin_files()
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16] if files else None
+def canonical(thing: Any) -> Any:
+    """What names the facts of a probe: its settings as a spec, without those that have their default value.
+
+    So a setting that is added later changes no name. The number `version` stands for the code, if it is not 1; code
+    from outside of bastion is known by its text.
+    """
+    if isinstance(thing, list | tuple):
+        return [canonical(each) for each in thing]
+    if isinstance(thing, Mapping):
+        return {key: canonical(value) for key, value in thing.items()}
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return thing if isinstance(thing, str | int | float | bool | None) else _code(type(thing)) | {"is": repr(thing)}
+    spec = {} if type(thing).__module__.startswith("bastion.") and not _name_of(thing) else {"name": _name_of(thing)}
+    for each in dataclasses.fields(thing):
+        value, made = getattr(thing, each.name), each.default_factory
+        usual = each.default if made is dataclasses.MISSING else made()
+        if value != usual:
+            spec[each.name] = canonical(value)
+    version = getattr(type(thing), "version", 1)
+    return spec | _code(type(thing)) | ({"version": version} if isinstance(version, int) and version != 1 else {})
+
+
+def _name_of(thing: Any) -> str | None:
+    """That it is registered by."""
+    made = ((name, each) for registry in _by_product.values() for name, each in registry._factories.items())
+    return next((name for name, factory in made if factory is type(thing)), None)
+
+
+def _code(kind: type) -> dict[str, str]:
+    """The text of code that is not bastion's own and so has no version that anybody raises."""
+    if kind.__module__.startswith("bastion."):
+        return {}
+    module = sys.modules.get(kind.__module__)
+    try:
+        text = inspect.getsource(module if module and kind.__module__ != "__main__" else kind)
+    except (OSError, TypeError):  # typed into a console
+        text = ""
+    return {"class": kind.__qualname__, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
 def _import_file(path: Path, name: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, load_suite, parse_changes, shipped
+from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, parse_changes, shipped
+from bastion.suite import load_suite
 
 if TYPE_CHECKING:
     from bastion.costs import RunPlan
@@ -206,6 +207,7 @@ KINDS: dict[str, Callable[[str], Rows]] = {
     "attacks": _registered("bastion.attacks", "attacks"),
     "objectives": _registered("bastion.training.objectives", "objectives"),
     "probes": _registered("bastion.probes", "probes"),
+    "studies": _registered("bastion.studies", "studies"),
     "data": _registered("bastion.data", "datasets"),
     "recipes": _recipes,
     "suites": _suites,
