@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -58,11 +58,9 @@ class Passes:
         """In forward passes: the gradient of the activations costs as much as one, and so does that of the weights."""
         return self.forward + self.backward + self.weights
 
-    def times(self, factor: float) -> Passes:
-        return Passes(self.forward * factor, self.backward * factor, self.weights * factor)
-
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(self.forward + other.forward, self.backward + other.backward, self.weights + other.weights)
+    def plus(self, other: Passes, times: float = 1.0) -> Passes:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Passes(*(own + times * more for own, more in pairs))
 
     def __str__(self) -> str:
         ways = {
@@ -77,55 +75,57 @@ class Passes:
 class RunPlan:
     """What can be told of a run. None and 0: something for it is not here, and `notes` say what."""
 
-    recipe: Recipe
     data: DataSet | None
     outlined: bool  # the data set is known, but its files are not here
     model: Classifier | None
     macs: int
-    training: Passes | None  # of an image, once an epoch
-    validation: Passes | None
+    training: Passes  # of an image, once an epoch
+    validation: Passes
     images: int  # that are trained on, in all epochs
     validated: int
     notes: list[str]
 
     @property
     def flops(self) -> float:
-        """Of the whole run; 0 if it cannot be told."""
-        if not (self.training and self.validation):
-            return 0.0
         return 2.0 * self.macs * (self.training.units * self.images + self.validation.units * self.validated)
 
     def hours(self, images_per_second: float) -> float:
         """At this speed of training; validation at the same operations a second."""
-        if not (self.training and self.validation):
-            return 0.0
         validated = self.validated * self.validation.units / self.training.units
         return (self.images + validated) / images_per_second / 3600
 
 
 def plan_run(recipe: Recipe) -> RunPlan:
     """Neither data nor model need be here."""
-    waiting = _check(recipe)
+    notes = _check(recipe)
     data, lacking = _data(recipe.data, "data")
-    notes = [*waiting.values(), *([lacking] if lacking and "data" not in waiting else [])]
+    if lacking:
+        notes.setdefault("data", lacking)
     extra = []
     for number, each in enumerate(recipe.extra):
         found, why = _data(each.data, f"extra.{number}.data")
         extra += [(found.train, each.share)] if found else []
-        notes += [f"{why}; without these extra images" if found is None else why] if why else []
-    model = build_model(recipe, data) if data and "model" not in waiting else None
-    counted = "objective" not in waiting
+        if why:
+            notes[f"extra.{number}"] = why if found else f"{why}; without these extra images"
+    model = build_model(recipe, data) if data and "model" not in notes else None
+    there = "objective" not in notes
+    images = validated = 0
+    if data:
+        epochs, settings = recipe.schedule.epochs, recipe.validate_
+        pool = Pool(limited(data.train, recipe.train_limit), extra)
+        images = batch_layout(pool, recipe.batch, recipe.augment.repeats).steps * recipe.batch * epochs
+        seen = len(limited(data.val, settings.limit)) + len(limited(data.train, settings.train))
+        validated = seen * -(-epochs // settings.every)  # the last epoch always counts
     return RunPlan(
-        recipe=recipe,
         data=data,
         outlined=bool(lacking),
         model=model,
         macs=complexity.macs(model) if model else 0,
-        training=training_passes(recipe, data) if counted else None,
-        validation=validation_passes(recipe, data) if counted else None,
-        images=_images(recipe, Pool(limited(data.train, recipe.train_limit), extra)) if data else 0,
-        validated=_validated(recipe, data) if data else 0,
-        notes=notes,
+        training=training_passes(recipe, data) if there else Passes(),
+        validation=validation_passes(recipe, data) if there else Passes(),
+        images=images,
+        validated=validated,
+        notes=list(notes.values()),
     )
 
 
@@ -136,16 +136,14 @@ def _check(recipe: Recipe) -> dict[str, str]:
         "model": (models, recipe.model),
         "objective": (objectives, recipe.objective),
     }
-    waiting = {
-        path: f"{path}: the {registry.kind} '{spec.name}' is not available yet"
-        for path, (registry, spec) in named.items()
-        if registry.awaits(spec.name)
-    }
+    waiting = {}
+    for path, (registry, spec) in named.items():
+        if registry.awaits(spec.name):
+            waiting[path] = f"{path}: the {registry.kind} '{spec.name}' is not available yet"
+        else:
+            registry.check(spec.plain(), path)
     if not waiting:
         build_objective(recipe)
-    for path, (registry, spec) in named.items():
-        if path not in waiting:
-            registry.check(spec.plain(), path)
     return waiting
 
 
@@ -157,17 +155,6 @@ def _data(spec: Spec, path: str) -> tuple[DataSet | None, str]:
         return (outline(spec.plain()) if spec.name in FACTS else None), str(error)
 
 
-def _images(recipe: Recipe, pool: Pool) -> int:
-    """As the training loop draws them: whole batches, extra images and copies counted."""
-    return batch_layout(pool, recipe.batch, recipe.augment.repeats).steps * recipe.batch * recipe.schedule.epochs
-
-
-def _validated(recipe: Recipe, data: DataSet) -> int:
-    settings, epochs = recipe.validate_, recipe.schedule.epochs
-    seen = min(settings.limit or len(data.val), len(data.val)) + min(settings.train, len(data.train))
-    return seen * -(-epochs // settings.every)  # the last epoch always counts
-
-
 def training_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
     """Of one image, once, on average over the run: counted on a small stand-in, so that any plug-in is right.
 
@@ -176,7 +163,7 @@ def training_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
     prepare, loss = step_passes(recipe, data)
     perturb = recipe.optimizer.perturb  # SAM and AWP take the loss a second time, from some epoch on
     twice = max(0.0, 1 - perturb.after / recipe.schedule.epochs) if perturb else 0.0
-    return prepare + loss.times(1 + twice)
+    return prepare.plus(loss, times=1 + twice)
 
 
 def step_passes(recipe: Recipe, data: DataSet | None = None) -> tuple[Passes, Passes]:
@@ -227,21 +214,17 @@ def counted(model: Classifier) -> Iterator[Passes]:
     """The passes that are made inside, per image of the stand-in's batch."""
     passes = Passes()
 
+    def add(way: str, share: float) -> None:
+        setattr(passes, way, getattr(passes, way) + share)
+
     def count(network: Any, inputs: tuple[Tensor]) -> Tensor:
         share = len(inputs[0]) / IMAGES
         weights: Tensor = network.mark * 1  # this pass's own; the gradient of `mark` itself is a sum over passes
         x = inputs[0] + weights
-
-        def went_back(_: Tensor) -> None:
-            passes.backward += share
-
-        def reached_weights(_: Tensor) -> None:
-            passes.weights += share
-
-        passes.forward += share
-        for tensor, happened in ((x, went_back), (weights, reached_weights)):
-            if tensor.requires_grad:
-                tensor.register_hook(happened)  # type: ignore[no-untyped-call]  # if its gradient is asked for
+        add("forward", share)
+        for tensor, way in ((x, "backward"), (weights, "weights")):
+            if tensor.requires_grad:  # called if its gradient is asked for
+                tensor.register_hook(lambda _, way=way: add(way, share))  # type: ignore[no-untyped-call]
         return x
 
     handle = model.network.register_forward_pre_hook(count)

@@ -95,7 +95,7 @@ def _describe_recipe(recipe: Recipe, timed: bool) -> str:
         lines.append(_describe_data(plan))
     if plan.model:
         lines.append(_describe_model(plan.model, plan.macs))
-    if plan.training:
+    if plan.training.units:
         each = plan.training
         lines.append(_row("passes", f"{each}; {each.units:.4g} times a forward pass, for each image"))
         if plan.images:

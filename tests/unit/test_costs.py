@@ -105,8 +105,8 @@ def test_units_are_forward_passes() -> None:
     assert Passes(1, 1, 0).units == 2  # input gradient
     assert Passes(1, 1, 1).units == 3  # training
     prepare, loss = _passes(_attacked("adversarial", name="pgd", steps=10, keep="last"))
-    assert (prepare + loss).units == 2 * 10 + 3
-    assert loss.times(1.5) == Passes(1.5, 1.5, 1.5)
+    assert prepare.plus(loss).units == 2 * 10 + 3
+    assert prepare.plus(loss, times=1.5) == Passes(11.5, 11.5, 1.5)
 
 
 @dataclass(kw_only=True)
@@ -191,7 +191,7 @@ def test_the_convention_agrees_with_torchs_count_of_a_real_step(spec: dict[str, 
     with sdpa_kernel(SDPBackend.MATH), counter:
         objective.loss(model, objective.prepare(model, batch, progress=1.0, seed=0)).total.backward()  # type: ignore
     prepare, loss = _passes(spec)
-    expected = len(batch.x) * 2 * complexity.macs(model) * (prepare + loss).units
+    expected = len(batch.x) * 2 * complexity.macs(model) * prepare.plus(loss).units
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.03)
 
 

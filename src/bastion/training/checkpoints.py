@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from timm.utils import ModelEmaV3
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,7 +21,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from bastion import storage
 from bastion.errors import BastionError
@@ -32,91 +30,78 @@ from bastion.recipe import differences
 from bastion.run import Run
 from bastion.training.distributed import Processes
 from bastion.training.log import note
-from bastion.types import Objective
+
+if TYPE_CHECKING:
+    from bastion.training.trainer import Trainer
 
 UNSHARDED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-class Checkpoints:
-    """Saves and restores what is trained. `of`: what a checkpoint must agree on to be resumed."""
+def save_checkpoint(trainer: Trainer) -> None:
+    """The state after the present step; of older files the last few are kept."""
+    if trainer.sharded:  # every process has a part of it
+        model, optimizer = get_state_dict(trainer.model, trainer.optimizer, options=UNSHARDED)
+    else:
+        model, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
+    if not trainer.processes.main:
+        return
+    networks, own = trainer.objective.networks, trainer.objective.optimizer
+    state = {
+        "of": trainer.identity,
+        "computed": _computed(trainer),
+        "step": trainer.step,
+        "best": trainer.selection.best,
+        "model": model,
+        "optimizer": optimizer,
+        "ema": trainer.ema.module.state_dict() if trainer.ema else None,
+        "objective": networks.state_dict() if networks else {},
+        "objective_optimizer": own.state_dict() if own else None,
+    }
+    write_state(trainer.run.checkpoints / f"step-{trainer.step:09d}.safetensors", state)
+    for old in _stored(trainer.run)[: -trainer.recipe.checkpoint.keep]:
+        old.unlink(missing_ok=True)
 
-    def __init__(
-        self,
-        run: Run,
-        processes: Processes,
-        model: Classifier,
-        optimizer: Optimizer,
-        objective: Objective,
-        ema: ModelEmaV3 | None,
-        *,
-        of: dict[str, Any],
-        sharded: bool,
-    ) -> None:
-        self.run, self.processes = run, processes
-        self.model, self.optimizer, self.objective, self.ema = model, optimizer, objective, ema
-        self.of, self.sharded = of, sharded
 
-    def save(self, step: int, best: float, keep: int) -> None:
-        """Write the state after `step` steps; of older files the last few are kept."""
-        if self.sharded:  # every process has a part of it
-            model, optimizer = get_state_dict(self.model, self.optimizer, options=UNSHARDED)
-        else:
-            model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        if not self.processes.main:
-            return
-        networks, own = self.objective.networks, self.objective.optimizer
-        state = {
-            "of": self.of,
-            "computed": self.computed(),
-            "step": step,
-            "best": best,
-            "model": model,
-            "optimizer": optimizer,
-            "ema": self.ema.module.state_dict() if self.ema else None,
-            "objective": networks.state_dict() if networks else {},
-            "objective_optimizer": own.state_dict() if own else None,
-        }
-        write_state(self.run.checkpoints / f"step-{step:09d}.safetensors", state)
-        for old in stored(self.run)[:-keep]:
-            old.unlink(missing_ok=True)
+def restore_checkpoint(trainer: Trainer) -> bool:
+    """Go back to the newest checkpoint that is whole, if there is one."""
+    path = trainer.processes.on_main(lambda: newest(trainer.run))
+    if path is None:
+        return False
+    state = read_state(path)
+    if state["of"] != trainer.identity:
+        why = "; ".join(differences(state["of"], trainer.identity))
+        raise BastionError(f"{path}: is of other data or another recipe ({why}); use another --run")
+    if trainer.sharded:
+        states = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(trainer.model, trainer.optimizer, **states, options=UNSHARDED)
+    else:
+        trainer.model.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+    if trainer.ema:
+        trainer.ema.module.load_state_dict(state["ema"])
+    if trainer.objective.networks:
+        trainer.objective.networks.load_state_dict(state["objective"])
+    if trainer.objective.optimizer:
+        trainer.objective.optimizer.load_state_dict(state["objective_optimizer"])
+    trainer.step, trainer.selection.best = state["step"], state["best"]
+    if trainer.processes.main:
+        trainer.run.rewind_log(trainer.step)
+        note(trainer.run, trainer.step, f"resumed at step {trainer.step}", quiet=True)
+        now = _computed(trainer)
+        if changed := differences(state.get("computed", now), now):
+            message = "the result will differ from that of an uninterrupted run by rounding"
+            note(trainer.run, trainer.step, f"resumed with other means ({'; '.join(changed)}): {message}")
+    return True
 
-    def computed(self) -> dict[str, Any]:
-        """What the last bits of a result depend on besides recipe and data."""
-        return {
-            "device": self.processes.device.type,
-            "processes": self.processes.size,
-            "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
-        }
 
-    def restore(self) -> tuple[int, float] | None:
-        """Go back to the newest checkpoint that is whole: its step and its best score. None: there is none."""
-        path = self.processes.on_main(lambda: newest(self.run))
-        if path is None:
-            return None
-        state = read_state(path)
-        if state["of"] != self.of:
-            why = "; ".join(differences(state["of"], self.of))
-            raise BastionError(f"{path}: is of other data or another recipe ({why}); use another --run")
-        if self.sharded:
-            states = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-            set_state_dict(self.model, self.optimizer, **states, options=UNSHARDED)
-        else:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        if self.ema:
-            self.ema.module.load_state_dict(state["ema"])
-        if self.objective.networks:
-            self.objective.networks.load_state_dict(state["objective"])
-        if self.objective.optimizer:
-            self.objective.optimizer.load_state_dict(state["objective_optimizer"])
-        if self.processes.main:
-            self.run.rewind_log(state["step"])
-            note(self.run, state["step"], f"resumed at step {state['step']}", quiet=True)
-            if changed := differences(state.get("computed", self.computed()), self.computed()):
-                message = "the result will differ from that of an uninterrupted run by rounding"
-                note(self.run, state["step"], f"resumed with other means ({'; '.join(changed)}): {message}")
-        return state["step"], state["best"]
+def _computed(trainer: Trainer) -> dict[str, Any]:
+    """What the last bits of a result depend on besides recipe and data."""
+    return {
+        "device": trainer.device.type,
+        "processes": trainer.processes.size,
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
 
 
 def unsharded(model: Classifier, empty: Classifier, processes: Processes) -> Classifier:
@@ -129,7 +114,7 @@ def unsharded(model: Classifier, empty: Classifier, processes: Processes) -> Cla
     return empty
 
 
-def stored(run: Run) -> list[Path]:
+def _stored(run: Run) -> list[Path]:
     """The files of a run, the oldest first."""
     return sorted(run.checkpoints.glob("step-*.safetensors"))
 
@@ -137,7 +122,7 @@ def stored(run: Run) -> list[Path]:
 def newest(run: Run) -> Path | None:
     """The newest checkpoint that is whole. Later, damaged ones are put aside, or they would push out whole ones."""
     damaged: list[Path] = []
-    for path in reversed(stored(run)):
+    for path in reversed(_stored(run)):
         try:
             read_state(path)
         except BastionError:

@@ -34,7 +34,7 @@ from bastion.recipe import Recipe, load_recipe
 from bastion.run import Run, begin_training
 from bastion.signals import StopRequest, stoppable
 from bastion.training.build import build_model, build_objective, set_up_objective
-from bastion.training.checkpoints import Checkpoints
+from bastion.training.checkpoints import restore_checkpoint, save_checkpoint
 from bastion.training.distributed import Processes, join_processes, launcher
 from bastion.training.log import Log, note
 from bastion.training.loss import StepLoss, concatenated, mean_losses
@@ -105,11 +105,11 @@ class Trainer:
         step_loss = StepLoss(self.model, self.objective, recipe.optimizer.l1)
         if recipe.sync_batchnorm and processes.size > 1:
             convert_batchnorms(step_loss)
-        sharded = recipe.parallel == "fsdp" and processes.size > 1
-        if sharded:
+        self.sharded = recipe.parallel == "fsdp" and processes.size > 1
+        if self.sharded:
             self.refuse_what_cannot_be_sharded()
             processes.shard(self.model)
-        self.step_loss = step_loss if sharded else processes.wrap(step_loss)
+        self.step_loss = step_loss if self.sharded else processes.wrap(step_loss)
         self.optimizer = make_optimizer(self.model, recipe.optimizer)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
         self.steps_per_epoch = batch_layout(self.pool, recipe.batch, recipe.augment.repeats).steps
@@ -117,14 +117,12 @@ class Trainer:
         self.peak = recipe.optimizer.peak(recipe.batch)
         self.transform = TrainingTransform(recipe.augment, self.data)
         self.mix = mixing(recipe.augment, len(self.data.classes), share)
-        self.selection = Selection(recipe, run, processes, self.objective, self.data, split, sharded=sharded)
-        of = {
+        self.selection = Selection(recipe, run, processes, self.objective, self.data, split, sharded=self.sharded)
+        self.identity = {  # what a checkpoint must agree on to be resumed
             "recipe": recipe.hash(),
             "data": "+".join(each.fingerprint for each in (self.data, *extra)),
             "steps_per_epoch": self.steps_per_epoch,
         }
-        trained = (self.model, self.optimizer, self.objective, self.ema)
-        self.checkpoints = Checkpoints(run, processes, *trained, of=of, sharded=sharded)
         self.waited = 0.0  # seconds without a batch to work on, since they were last logged
         self.step = 0  # how many steps are done
 
@@ -140,9 +138,7 @@ class Trainer:
 
     def start(self) -> None:
         """From the newest checkpoint; without one, from the weights that the recipe names or its seed gives."""
-        restored = self.checkpoints.restore()
-        if restored:
-            self.step, self.selection.best = restored
+        if restore_checkpoint(self):
             return
         if self.processes.main:
             self.run.rewind_log(0)
@@ -166,7 +162,7 @@ class Trainer:
                 due = time.monotonic() - saved > 60 * self.recipe.checkpoint.minutes
                 stopped, due = (count > 0 for count in self.processes.sum([bool(stop), due]))
                 if not within or stopped or due:
-                    self.checkpoints.save(self.step, self.selection.best, self.recipe.checkpoint.keep)
+                    save_checkpoint(self)
                     saved = time.monotonic()
                 if stopped:
                     raise self.interrupted(stop)
