@@ -21,6 +21,7 @@ ROOTS = {
     "progress",
     "signals",
     "recipe",
+    "suite",
     "_torchvision",
     "_batchnorm",
     "attention",
@@ -34,10 +35,11 @@ ARROWS: dict[str, set[str]] = {
     "attacks": set(),
     "training": {"attacks", "models", "data", "run"},
     "probes": {"attacks", "models", "data"},
-    "measuring": {"probes", "attacks", "models", "data", "run"},
+    "studies": {"attacks", "models", "data"},
+    "measuring": {"probes", "studies", "attacks", "models", "data", "run"},
     "reporting": {"run", "measuring"},
     "costs": {"attacks", "models", "data", "training", "run"},
-    "show": {"models", "attacks", "data", "training", "probes", "costs"},
+    "show": {"models", "attacks", "data", "training", "probes", "studies", "costs"},
     "demo": {"training", "measuring", "reporting"},
     "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo"},
     "__init__": {"training", "measuring", "reporting", "models", "attacks"},
@@ -72,7 +74,7 @@ def test_rooms_import_only_along_the_arrows(path: Path) -> None:
     assert _imported_rooms(path) <= allowed
 
 
-@pytest.mark.parametrize("module", ["bastion", "bastion.cli", "bastion.reporting.html", "bastion.measuring.store"])
+@pytest.mark.parametrize("module", ["bastion", "bastion.cli", "bastion.reporting.html", "bastion.measuring.facts"])
 def test_reading_and_reporting_need_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

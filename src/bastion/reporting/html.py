@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from markupsafe import Markup
 
 from bastion import recipe, storage
@@ -86,7 +87,8 @@ def _details(run: ReportedRun) -> dict[str, Any]:
 
 
 def _spec(case: MeasuredCase) -> str:
-    return recipe.dump(case.spec).replace("\n", " ").strip()
+    """As it could stand in a suite."""
+    return yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip()
 
 
 def _measured(about: Measurement) -> str:

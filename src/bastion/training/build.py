@@ -9,7 +9,7 @@ from bastion.errors import BastionError
 from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
 from bastion.recipe import Recipe, Stats
-from bastion.registry import bind
+from bastion.settings import check_arguments
 from bastion.training.objectives import objectives
 from bastion.types import DataSet, Objective, TrainingContext
 
@@ -67,7 +67,7 @@ def build_model(recipe: Recipe, data: DataSet) -> Classifier:
 def validation_threat(recipe: Recipe, objective: Objective) -> Threat:
     """The recipe's own, or the one that is trained against."""
     if recipe.validate_.threat is not None:
-        return Threat(**bind(Threat, recipe.validate_.threat, "validate.threat"))
+        return Threat(**check_arguments(Threat, recipe.validate_.threat, "validate.threat"))
     threat = getattr(objective, "threat", None)
     if not isinstance(threat, Threat):
         raise BastionError("validate.threat: missing; the objective has none of its own, so the attack needs one here")
