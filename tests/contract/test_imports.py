@@ -17,6 +17,7 @@ ROOTS = {
     "storage",
     "types",
     "registry",
+    "settings",
     "rng",
     "progress",
     "signals",

@@ -44,7 +44,7 @@ def rows(text: str) -> dict[str, str]:
 def test_imagenet_is_planned_without_imagenet(recipe: str) -> None:
     text = describe(recipe)
     said = rows(text)
-    assert said["not here"].startswith("data set 'imagenet' is not in ")
+    assert said["not here"].startswith("data: data set 'imagenet' is not in ")
     assert said["data"] == "imagenet: 1,181,167 images to train on, 100,000 held out (by what is known of it)"
     assert said["classes"] == "1000"
     assert said["parameters"] == "5,717,416"
@@ -77,7 +77,9 @@ def test_this_machine_is_timed_if_one_asks_for_it(recipe: str, monkeypatch: pyte
     assert rows(describe("tiny/demo-robust", changes, timed=True))["time"] == (
         f"{hours * 25_000:,.1f} h on this machine, at 0.01 images/s"
     )
-    with pytest.raises(BastionError, match="show --time: training cannot be tried here; data set 'imagenet' is not in"):
+    with pytest.raises(
+        BastionError, match="show --time: training cannot be tried here; data: data set 'imagenet' is not in"
+    ):
         describe(recipe, timed=True)
 
 
