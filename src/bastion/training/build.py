@@ -36,13 +36,13 @@ def set_up_objective(objective: Objective, context: TrainingContext) -> None:
         except ValueError as error:
             raise BastionError(f"objective: {error}") from error
     networks, optimizer = objective.networks, objective.optimizer
-    own = {each for each in networks.parameters() if each.requires_grad} if networks else set()
+    own = {each for each in networks.parameters() if each.requires_grad} if networks is not None else set()
     if own != {each for group in (optimizer.param_groups if optimizer else ()) for each in group["params"]}:
         raise BastionError(
             f"objective: the optimizer of '{context.recipe.objective.name}' must train its own networks, all of them "
             "and nothing else; give what is not to be trained requires_grad=False"
         )
-    if networks:
+    if networks is not None:
         networks.to(next(context.model.parameters()).device)
 
 

@@ -54,7 +54,7 @@ def save_checkpoint(trainer: Trainer) -> None:
         "model": model,
         "optimizer": optimizer,
         "ema": trainer.ema.module.state_dict() if trainer.ema else None,
-        "objective": networks.state_dict() if networks else {},
+        "objective": networks.state_dict() if networks is not None else {},
         "objective_optimizer": own.state_dict() if own else None,
     }
     write_state(trainer.run.checkpoints / f"step-{trainer.step:09d}.safetensors", state)
@@ -79,7 +79,7 @@ def restore_checkpoint(trainer: Trainer) -> bool:
         trainer.optimizer.load_state_dict(state["optimizer"])
     if trainer.ema:
         trainer.ema.module.load_state_dict(state["ema"])
-    if trainer.objective.networks:
+    if trainer.objective.networks is not None:
         trainer.objective.networks.load_state_dict(state["objective"])
     if trainer.objective.optimizer:
         trainer.objective.optimizer.load_state_dict(state["objective_optimizer"])

@@ -131,7 +131,7 @@ class Trainer:
             "ema": self.recipe.ema,
             "optimizer.perturb": self.recipe.optimizer.perturb,
             "optimizer.l1": self.recipe.optimizer.l1,
-            "an objective with networks of its own": self.objective.networks,
+            "an objective with networks of its own": self.objective.networks is not None,
         }
         if wrong := [name for name, value in asked.items() if value]:
             raise BastionError(f"parallel: fsdp does not go with {' and '.join(wrong)}; leave it out, or use ddp")
