@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from bastion.attacks.threat import Threat
+    from bastion.recipe import Recipe
 
 
 class Batch(NamedTuple):
@@ -133,8 +134,8 @@ class Attack(Protocol):
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
 
 
-class Example(NamedTuple):
-    """What an objective learns from: the batch as it came, the input found for it, and numbers for the log."""
+class Prepared(NamedTuple):
+    """What an objective trains on: the batch as it came, the input found for it, and numbers for the log."""
 
     clean: Batch
     x: Tensor
@@ -143,19 +144,40 @@ class Example(NamedTuple):
 
 class Losses(NamedTuple):
     total: Tensor  # what is minimised
-    logits: Tensor  # on the example learnt from, for the log
+    logits: Tensor  # on the input that was trained on, for the log
     terms: dict[str, Tensor]  # named parts of the total, for the log
     clean: Tensor | None = None  # logits on the images as they came, if they were needed anyway
 
 
-class Objective(nn.Module):
-    """An inner maximisation and an outer loss; its own parameters, if any, are trained with the model's."""
+@dataclass(frozen=True)
+class TrainingContext:
+    """What an objective may know of the training that it is set up for."""
 
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
-        """Find the example to learn from. `progress` counts epochs: 2.5 is the middle of the third."""
-        raise NotImplementedError
+    model: nn.Module  # to be looked at, not to be kept: its weights are not the objective's
+    data: DataSet
+    recipe: Recipe
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
+
+class Objective:
+    """An inner maximisation and an outer loss. A dataclass, whose fields are its settings.
+
+    It may own networks, which `setup` makes, with an optimizer for them, and which `loss` uses: their gradients come
+    from the same backward pass as the model's. The recipe's optimizer and schedule, its clipping, SAM and AWP do not
+    touch them. Checkpoints hold them and their optimizer, and several processes average their gradients.
+    """
+
+    networks: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None  # of `networks`; None: they are not trained
+    clip_grad: float | None = None  # largest norm of the gradient of all that `optimizer` trains
+
+    def setup(self, context: TrainingContext) -> None:
+        """Called once, when model and data are there, with torch seeded by the recipe. Refuses what it cannot train."""
+
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
+        """Find the input to train on. `progress` counts epochs: 2.5 is the middle of the third."""
+        return Prepared(batch, batch.x, {})
+
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         raise NotImplementedError
 
 
