@@ -94,10 +94,10 @@ class Registry(Generic[T]):
         family, _, rest = name.partition("/")
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
+        message = f"unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}"
         if self.awaits(name):
-            raise SettingsError(path or self.kind, ["name"], f"the {self.kind} '{name}' is not available yet")
-        near = did_you_mean(name, self._factories)
-        raise SettingsError(path or self.kind, ["name"], f"unknown {self.kind} '{name}'{near}")
+            message = f"the {self.kind} '{name}' is not available yet"
+        raise SettingsError(path, ["name"], message) if path else BastionError(message)
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""
@@ -152,7 +152,7 @@ class Registry(Generic[T]):
     def _accept(self, value: Any) -> T:
         """For a setting that takes one of these: a thing that was made already, or the spec of one."""
         if isinstance(value, str | Mapping):
-            return self.build(value)
+            return self.build(value, self.kind)
         if not isinstance(value, self._product):
             raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {value!r}")
         made: T = value
