@@ -73,7 +73,7 @@ def _attention(model: Classifier, kind: str | None) -> str:
     """As it is seen in a pass: how many maps, over what, and their size."""
     import torch
 
-    from bastion.models.classifier import in_mode
+    from bastion.forward import in_mode
 
     try:
         with torch.no_grad(), in_mode(model, training=False), model.tap("attention") as taps:

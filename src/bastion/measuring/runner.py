@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import Threat
-from bastion.attacks.ensemble import AutoAttack, Ensemble, described
 from bastion.data import datasets
 from bastion.errors import BastionError, Interrupted
+from bastion.forward import in_mode
 from bastion.measuring import store
 from bastion.measuring.store import Column, Facts, ProbeStore
 from bastion.measuring.subject import (
@@ -39,14 +38,14 @@ from bastion.measuring.subject import (
     on_device,
     one_thread,
 )
-from bastion.models.classifier import in_mode
 from bastion.models.load import locate
 from bastion.probes import probes
 from bastion.progress import Advance, bar
 from bastion.recipe import Suite, load_suite
 from bastion.run import create_run, environment
 from bastion.signals import StopRequest, deaf_children, end_with_parent, stoppable
-from bastion.types import DataSet, Probe, Split
+from bastion.threat import Threat
+from bastion.types import Attack, DataSet, Probe, Split
 
 Task = tuple[str, range]  # a probe's label and a block of examples
 
@@ -255,9 +254,7 @@ def _threat(probe: Probe) -> Threat | None:
 def _members(probe: Probe) -> list[str]:
     """What the attack of a probe is made of, if it is an ensemble."""
     attack, threat = getattr(probe, "attack", None), _threat(probe)
-    if isinstance(attack, AutoAttack) and threat:
-        attack = attack.ensemble(threat.norm)
-    return [described(member) for member in attack.members] if isinstance(attack, Ensemble) else []
+    return [name for name, _ in attack.named_members(threat.norm)] if isinstance(attack, Attack) and threat else []
 
 
 def _count(data: DataSet, split: str, limit: int | None, sizes: Mapping[str, int | None]) -> int:

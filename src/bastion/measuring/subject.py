@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bastion import rng, storage
-from bastion.attacks.asking import logits_of
-from bastion.attacks.losses import input_gradient
-from bastion.attacks.victim import frozen
+from bastion import forward, rng, storage
 from bastion.errors import BastionError
+from bastion.forward import frozen, in_mode, input_gradient
 from bastion.models import Classifier, checkpoint
-from bastion.models.classifier import in_mode
 from bastion.models.load import best_device, load
 from bastion.registry import plugins_digest
 from bastion.run import Run, version
@@ -68,7 +65,7 @@ def _answer(model: nn.Module, data: DataSet) -> Tensor:
     """Logits of two images that are always the same."""
     with torch.no_grad(), in_mode(model, training=False), rng.preserved(), one_thread():
         rng.reseed("identity")
-        return logits_of(model, _images(model, data)).cpu()
+        return forward.logits(model, _images(model, data)).cpu()
 
 
 def _slope(model: nn.Module, data: DataSet) -> Tensor:
@@ -77,7 +74,7 @@ def _slope(model: nn.Module, data: DataSet) -> Tensor:
     with torch.enable_grad(), in_mode(model, training=False), rng.preserved(), one_thread(), frozen(model):
         rng.reseed("identity")
         try:
-            gradient = input_gradient(logits_of(model, images).amax(1), images)
+            gradient = input_gradient(forward.logits(model, images).amax(1), images)
         except RuntimeError:  # a model that cannot be differentiated may still be asked
             gradient = torch.zeros_like(images)
     ways = rng.signs(0, torch.arange(4), "identity", data.shape).flatten(1)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks.asking import logits_of
-from bastion.attacks.losses import misclassified
+from bastion import forward
+from bastion.forward import misclassified
 from bastion.probes import probes
 from bastion.types import Batch
 
@@ -20,5 +20,5 @@ class Accuracy:
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         with torch.no_grad():
-            logits = logits_of(model, batch.x)
+            logits = forward.logits(model, batch.x)
         return {"correct": ~misclassified(logits, batch.y), "prediction": logits.argmax(1)}

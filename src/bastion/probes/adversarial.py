@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks import Attack, Threat, journal
+from bastion import journal
+from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.probes import probes
 from bastion.types import Batch
@@ -16,11 +17,11 @@ from bastion.types import Batch
 @probes.register("adversarial")
 @dataclass(frozen=True)
 class Adversarial:
-    """Robust accuracy: `correct` where no point that the attack returned is both inside the threat and misclassified.
+    """Robust accuracy: `correct` where the attack returned no adversarial example: inside the threat and misclassified.
 
-    A clean mistake counts as fooled and is not attacked. `distance` is that of the fooling point, NaN for survivors.
-    `before` is the prediction on the clean image, `fooled_by` the number of the ensemble's member that did it, -1 if
-    none; `forwards` and `backwards` are the passes of the example that the attack counted.
+    A clean mistake counts as fooled and is not attacked. `distance` is that of the adversarial example, NaN for
+    survivors. `before` is the prediction on the clean image, `fooled_by` the number of the ensemble's member that did
+    it, -1 if none; `forwards` and `backwards` are the passes of the example that the attack counted.
     """
 
     threat: Threat
@@ -37,7 +38,7 @@ class Adversarial:
             "prediction": verdict.prediction,
             "before": verdict.before,
             "fooled_by": _members(notes, batch.index, verdict.fooled),
-            **notes.told(batch.index, verdict.fooled, verdict.inside),
+            **notes.columns(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
         }

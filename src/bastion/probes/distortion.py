@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks import Attack, Threat, journal
+from bastion import journal
+from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
-from bastion.attacks.threat import Norm
 from bastion.probes import probes
+from bastion.threat import Norm
 from bastion.types import Batch
 
 
 @probes.register("distortion")
 @dataclass(frozen=True)
 class Distortion:
-    """`distance` of the nearest fooling point that the attack found: 0 for clean mistakes, inf where it found none.
+    """`distance` of the nearest adversarial example found: 0 for clean mistakes, inf where there is none.
 
     The share of examples with `distance` above a radius bounds the robust accuracy at every radius at once.
     """
@@ -37,7 +38,7 @@ class Distortion:
             "distance": torch.where(verdict.clean, distance, 0).float(),
             "prediction": verdict.prediction,
             "before": verdict.before,
-            **notes.told(batch.index, verdict.fooled, verdict.inside),
+            **notes.columns(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
         }

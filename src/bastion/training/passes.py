@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng
+from bastion.acceleration import for_training
 from bastion.attacks import attacks
-from bastion.attacks.judge import judge, standing
-from bastion.attacks.victim import for_training
+from bastion.attacks.judge import judge
+from bastion.forward import predict
 from bastion.models import Classifier, checkpoint
 from bastion.recipe import Recipe
 from bastion.training.validation import validation_threat
@@ -74,12 +75,12 @@ def validation_passes(recipe: Recipe, objective: Objective, shape: tuple[int, in
     """Of a held-out image, once, if the attack does not fool the model on it."""
     model, batch = stand_in(shape, classes)
     spec = recipe.validate_.attack
-    with counted(model.eval()) as passes, for_training(model):
+    with counted(model.eval()) as passes, for_training(model) as attacked:
         if spec is None:
-            standing(model, batch)
+            predict(model, batch)
         else:
             threat = validation_threat(recipe, objective)
-            judge(model, batch, attacks.build(spec.plain(), "validate.attack"), threat, seed=0)
+            judge(attacked, batch, attacks.build(spec.plain(), "validate.attack"), threat, seed=0)
     return passes
 
 

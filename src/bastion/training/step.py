@@ -28,7 +28,7 @@ def joined(examples: list[Example]) -> Example:
     """The parts of a batch as one again."""
     if len(examples) == 1:
         return examples[0]
-    clean = Batch(*(torch.cat(parts) for parts in zip(*(example.clean for example in examples), strict=True)))
+    clean = Batch.cat([example.clean for example in examples])
     unchanged = all(example.x is example.clean.x for example in examples)
     return Example(clean, clean.x if unchanged else torch.cat([each.x for each in examples]), examples[-1].notes)
 

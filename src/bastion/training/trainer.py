@@ -27,16 +27,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from bastion import rng, storage
-from bastion._batchnorm import aligned
-from bastion.attacks.losses import misclassified
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import plan, training_batches
 from bastion.data.pool import Pool, build_extra
 from bastion.errors import BastionError, Interrupted
+from bastion.forward import in_mode, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
 from bastion.models.adapt import transfer
-from bastion.models.classifier import in_mode
 from bastion.models.load import best_device, load, locate
 from bastion.progress import Advance, bar, console
 from bastion.recipe import Recipe, differences, load_recipe
@@ -226,8 +224,7 @@ class Trainer:
 
     def parts(self, batch: Batch) -> list[Batch]:
         """What goes through the model at once."""
-        chunks = (part.chunk(self.recipe.accumulate) for part in batch)
-        return [Batch(*part) for part in zip(*chunks, strict=True)]
+        return batch.chunk(self.recipe.accumulate)
 
     def prepare(self, batch: Batch) -> Example:
         progress, seed = self.step / self.steps_per_epoch, rng.key(self.recipe.seed, self.step)
@@ -240,7 +237,7 @@ class Trainer:
         parts = []
         for number, example in enumerate(examples, 1):
             with self.world.together(self.stepper, number == len(examples)):
-                with self.precision(), aligned(example.x):
+                with self.precision(), single_image_gradients(example.x):
                     losses: Losses = self.stepper(example)
                 (losses.total / len(examples)).backward()  # type: ignore[no-untyped-call]
             parts.append(losses)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bastion.acceleration import accelerate
 from bastion.attacks import Attack, Threat, attacks
-from bastion.attacks.judge import judge, standing
+from bastion.attacks.judge import judge
 from bastion.errors import BastionError
+from bastion.forward import in_mode, misclassified, predict
 from bastion.models import Classifier
-from bastion.models.classifier import in_mode
 from bastion.recipe import Recipe
 from bastion.registry import bind
 from bastion.training.world import World
@@ -22,16 +23,16 @@ def accuracies(
     model: Classifier, split: Split, attack: Attack | None, threat: Threat | None, seed: int, world: World
 ) -> dict[str, float]:
     """`clean` and, if there is an attack, `robust`."""
-    counts = [0, 0]
+    counts, accelerated = [0, 0], accelerate(model)
     with in_mode(model, training=False):
         for start in range(BATCH * world.rank, len(split), BATCH * world.size):
             batch = split.batch(range(start, min(start + BATCH, len(split)))).to(world.device)
             if attack and threat:
-                verdict = judge(model, batch, attack, threat, seed=seed)
+                verdict = judge(accelerated, batch, attack, threat, seed=seed)
                 counts[0] += int(verdict.clean.sum())
                 counts[1] += int((verdict.clean & ~verdict.fooled).sum())
             else:
-                counts[0] += int(standing(model, batch).right.sum())
+                counts[0] += int((~misclassified(predict(model, batch), batch.y)).sum())
     clean, robust = (count / len(split) for count in world.totals(counts))
     return {"clean": clean, "robust": robust} if attack else {"clean": clean}
 
