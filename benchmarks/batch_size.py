@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from bastion.acceleration import accelerate
 
+from bastion.acceleration import accelerate
 from bastion.models.load import load, zoo_names
 
 SIZES = (8, 16, 32, 64, 128, 256)

@@ -1,4 +1,4 @@
-"""What Winograd's convolutions and Square's incremental convolutions are worth: queries of linf Square with and without them.
+"""What Winograd's and Square's incremental convolutions are worth: queries of linf Square with and without them.
 
     OMP_NUM_THREADS=1 python -m benchmarks.square [MODEL …]
 
@@ -15,9 +15,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from bastion.acceleration.incremental import Incremental
 from torch import nn
 
+from bastion.acceleration.incremental import Incremental
 from bastion.acceleration.winograd import Winograd
 from bastion.attacks import Threat
 from bastion.attacks.square import Square
