@@ -1,10 +1,10 @@
-"""Recipes and suites: YAML that says all of a run. Data only, checked, hashable, mended by `--set`. No torch."""
+"""Recipes: YAML that says all of a run. Data only, checked, hashable, mended by `--set`. No torch."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -16,7 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -26,7 +25,6 @@ from bastion.errors import BastionError, did_you_mean
 SHIPPED = Path(__file__).parent / "recipes"
 
 
-WORST_CASE = "worst case"
 ONE_FORM = {"optimizer", "schedule"}  # sections whose keys are the same whatever their name
 IDLE = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
@@ -240,36 +238,12 @@ class Recipe(Section):
         return storage.fingerprint(self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=IDLE))
 
 
-class Suite(Section):
-    """What is measured: probes by label."""
-
-    about: str = ""
-    probes: dict[str, Spec] = Field(min_length=1)
-
-    @field_validator("probes")
-    @classmethod
-    def _labels(cls, probes: dict[str, Spec]) -> dict[str, Spec]:
-        if WORST_CASE in probes:
-            raise ValueError(f"'{WORST_CASE}' is what the tables call the minimum over all probes; take another label")
-        if wrong := [label for label in probes if not label.strip() or "/" in label]:
-            raise ValueError(f"'{wrong[0]}' is no label: it names a row of tables and has no '/'; take another label")
-        return probes
-
-    def resolved(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+S = TypeVar("S", bound=BaseModel)
 
 
-S = TypeVar("S", Recipe, Suite)
-
-
-def load_recipe(name: str | Path, changes: Iterable[str] = ()) -> Recipe:
+def load_recipe(name: str | Path, changes: Mapping[str, Any] | Iterable[str] | str = ()) -> Recipe:
     """A recipe by its shipped name (`tiny/demo-robust`) or file, with `a.b=c` changes on top."""
-    return _load(Recipe, name, "", changes)
-
-
-def load_suite(name: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Suite:
-    """A measuring suite by its shipped name (`demo`) or file, or what such a file would say."""
-    return _load(Suite, name, "suites/", changes)
+    return load_yaml(Recipe, name, "", lambda content: merge(content, parse_changes(changes)))
 
 
 def shipped(kind: Literal["recipes", "suites"]) -> list[str]:
@@ -307,7 +281,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return lines
 
 
-def _load(schema: type[S], name: str | Path | Mapping[str, Any], folder: str, changes: Iterable[str]) -> S:
+def load_yaml(
+    schema: type[S],
+    name: str | Path | Mapping[str, Any],
+    folder: str,
+    change: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> S:
+    """What a shipped file of this folder, a file or a mapping says, with what it extends, changed and checked."""
     if isinstance(name, Mapping):
         where = schema.__name__.lower()
         content = _with_parents(name, Path(where), folder, ())
@@ -315,7 +295,7 @@ def _load(schema: type[S], name: str | Path | Mapping[str, Any], folder: str, ch
         where = str(name)
         content = _read_with_parents(_find(where, folder, None), folder, ())
     try:
-        return schema.model_validate(merge(content, parse_changes(changes)))
+        return schema.model_validate(change(content))
     except ValidationError as error:
         raise BastionError(f"{where}: {_explain(schema, error)}") from error
 
@@ -372,17 +352,28 @@ def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
-def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
+def parse_changes(changes: Mapping[str, Any] | Iterable[str] | str) -> dict[str, Any]:
+    """`["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` as nested keys."""
     result: dict[str, Any] = {}
-    for change in changes:
-        path, equals, value = change.partition("=")
-        if not equals or not all(path.split(".")):
+    for change in [changes] if isinstance(changes, str) else changes:
+        if isinstance(changes, Mapping):
+            path, value = change, changes[change]
+        else:
+            path, equals, text = change.partition("=")
+            if not equals:
+                raise BastionError(f"--set {change}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
+            value = read(f"value: {text}", f"--set {change}")["value"]
+        if not all(path.split(".")):
             raise BastionError(f"--set {change}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
-        nested: Any = read(f"value: {value}", f"--set {change}")["value"]
-        for key in reversed(path.split(".")):
-            nested = {key: nested}
-        result = merge(result, nested)
+        result = merge(result, nested(path, value))
     return result
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`a.b` and 1 as {"a": {"b": 1}}."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
 
 
 def _explain(schema: type[BaseModel], error: ValidationError) -> str:

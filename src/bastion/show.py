@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bastion.costs import (
     CONVENTION,
@@ -22,7 +20,9 @@ from bastion.costs import (
     scientific,
 )
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, load_suite, parse_changes, shipped
+from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, parse_changes, shipped
+from bastion.registry import first_line
+from bastion.suite import load_suite
 
 if TYPE_CHECKING:
     from bastion.models import Classifier
@@ -66,7 +66,7 @@ def describe(
         raise BastionError(f"show {target}: with these options it does not run on {size}: {error}") from error
     lines = [_describe_model(model, macs), _attention(model, backbone.attention)]
     lines += [_row("from", backbone.paper)] if backbone.paper else []
-    return "\n".join([*lines, _row("about", _first_line(models.factory(target)))])
+    return "\n".join([*lines, _row("about", first_line(models.factory(target)))])
 
 
 def _attention(model: Classifier, kind: str | None) -> str:
@@ -180,15 +180,10 @@ def _row(key: str, value: str) -> str:
     return f"{key:<12} {value}"
 
 
-def _first_line(thing: Any) -> str:
-    inner = thing.func if isinstance(thing, functools.partial) else thing  # a partial's own docstring is of partials
-    return inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]
-
-
 def _registered(room: str, registry: str) -> Callable[[str], Rows]:
     def rows(pattern: str) -> Rows:
         found = getattr(importlib.import_module(room), registry)
-        return ((name, _first_line(found.factory(name))) for name in found.names())
+        return ((name, first_line(found.factory(name))) for name in found.names())
 
     return rows
 
@@ -201,7 +196,7 @@ def _models(pattern: str) -> Rows:
     counted = known()
     for name in models.names():
         if not name.endswith("/*"):
-            yield name, counted[name].short() if name in counted else _first_line(models.factory(name))
+            yield name, counted[name].short() if name in counted else first_line(models.factory(name))
     if pattern == "*":
         yield "timm/NAME", f"any of timm's {len(timm_names())} models; see `bastion list models 'timm/vit*'`"
     else:
@@ -230,6 +225,7 @@ KINDS: dict[str, Callable[[str], Rows]] = {
     "attacks": _registered("bastion.attacks", "attacks"),
     "objectives": _registered("bastion.training.objectives", "objectives"),
     "probes": _registered("bastion.probes", "probes"),
+    "studies": _registered("bastion.studies", "studies"),
     "data": _registered("bastion.data", "datasets"),
     "recipes": _recipes,
     "suites": _suites,

@@ -16,8 +16,9 @@ from bastion.data.known import FACTS, outline
 from bastion.measuring.runner import build_probes
 from bastion.models import complexity, models
 from bastion.models.load import zoo_names
-from bastion.recipe import SHIPPED, Recipe, Spec, load_suite, shipped
+from bastion.recipe import SHIPPED, Recipe, Spec, shipped
 from bastion.recipe import load_recipe as _load_recipe
+from bastion.suite import load_suite
 from bastion.training.build import build_model, build_objective
 from bastion.training.objectives import objectives
 from bastion.training.passes import learning_twice, step_passes

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bastion import BastionError
-from bastion.recipe import Recipe, differences, dump, load_recipe, load_suite, merge, read
+from bastion.recipe import Recipe, differences, dump, load_recipe, merge, read
+from bastion.suite import load_suite
 
 
 @pytest.mark.parametrize(
