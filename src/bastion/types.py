@@ -130,7 +130,7 @@ class Tapped(Protocol):
 class Attack(ABC):
     """A frozen dataclass whose repr is its record. Returns images of the threat's set around batch.x."""
 
-    revision: ClassVar[int] = 1  # raised whenever the same settings give other results
+    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then made anew
 
     @abstractmethod
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
@@ -143,6 +143,12 @@ class Attack(ABC):
     def named_members(self, norm: Norm) -> list[tuple[str, Attack]]:
         """The attacks that it runs one after another under a threat of this norm, if it is an ensemble."""
         return []
+
+    def versions(self, norm: Norm) -> tuple[int, ...]:
+        """Its own, or those of its members."""
+        return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
+            self.version,
+        )
 
     def describe(self) -> str:
         """In short: its name, and the settings that are not as usual. `apgd-t(targets=5)`"""

@@ -56,7 +56,7 @@ class AutoAttack(Attack):
     draw random numbers, averages gradients over 20 passes.
     """
 
-    version: Version = "standard"
+    version: Version = "standard"  # type: ignore[misc, assignment]  # AutoAttack's own word; results are its members'
 
     def __post_init__(self) -> None:
         check_fields(self, "autoattack")

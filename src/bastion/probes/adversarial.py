@@ -61,9 +61,8 @@ class Adversarial(Probe):
 
 def describe_attack(attack: Attack, threat: Threat) -> Description:
     """What a probe that attacks says of itself."""
-    members = attack.named_members(threat.norm)
-    versions = tuple(member.revision for member in [each for _, each in members] or [attack])
-    return Description(threat, tuple(name for name, _ in members), versions)
+    members = tuple(name for name, _ in attack.named_members(threat.norm))
+    return Description(threat, members, attack.versions(threat.norm))
 
 
 def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:

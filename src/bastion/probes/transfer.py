@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from bastion import forward, journal, storage
+from bastion.acceleration import Accelerated, accelerate
 from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import is_adversarial, run_attack
 from bastion.errors import BastionError
 from bastion.forward import misclassified
-from bastion.models import Classifier, checkpoint
+from bastion.models import checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
@@ -91,10 +92,10 @@ def _identity(source: str) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _source(name: str, identity: str, shape: tuple[int, int, int], device: torch.device) -> Classifier:
+def _source(name: str, identity: str, shape: tuple[int, int, int], device: torch.device) -> Accelerated:
     """Loaded when it is first needed, and once in each process."""
     source = load(name).to(device)
     if _identity(name) != identity:
         raise BastionError(f"probe transfer: source {name} changed on the disk while it was used; measure again")
     source.check_input(shape, f"probe transfer, source {name}")
-    return source
+    return accelerate(source)
