@@ -30,13 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bastion.attacks.losses import ce, input_gradient
-from bastion.attacks.victim import frozen
+from bastion.attacks.losses import ce
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform
 from bastion.data.loader import training_batches
 from bastion.data.pool import Pool
-from bastion.models.classifier import in_mode
+from bastion.forward import frozen, in_mode, input_gradient
 from bastion.recipe import Recipe, load_recipe
 from bastion.run import Run
 from bastion.training.build import build_model

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng
+from bastion.acceleration import for_training
 from bastion.attacks import attacks
-from bastion.attacks.judge import judge, standing
-from bastion.attacks.victim import for_training
+from bastion.attacks.judge import judge
 from bastion.data import datasets
 from bastion.data.known import FACTS, outline
 from bastion.data.loader import batch_layout
 from bastion.data.pool import Pool
 from bastion.errors import BastionError
+from bastion.forward import predict
 from bastion.models import Classifier, checkpoint, complexity, models
 from bastion.models.load import best_device
 from bastion.progress import bar
@@ -184,12 +185,12 @@ def validation_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
     """Of a held-out image, once, if the attack does not fool the model on it."""
     model, batch = stand_in(data or outline({"name": "cifar10"}))
     spec = recipe.validate_.attack
-    with counted(model.eval()) as passes, for_training(model):
+    with counted(model.eval()) as passes, for_training(model) as attacked:
         if spec is None:
-            standing(model, batch)
+            predict(model, batch)
         else:
             threat = validation_threat(recipe, objectives.build(recipe.objective.plain(), "objective"))
-            judge(model, batch, attacks.build(spec.plain(), "validate.attack"), threat, seed=0)
+            judge(attacked, batch, attacks.build(spec.plain(), "validate.attack"), threat, seed=0)
     return passes
 
 

@@ -61,7 +61,7 @@ def _attention(model: Classifier) -> str:
     """As it is seen in a pass: how many maps, over what, and their size."""
     import torch
 
-    from bastion.models.classifier import in_mode
+    from bastion.forward import in_mode
     from bastion.models.model_stats import attention_between
 
     try:

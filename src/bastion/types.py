@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from bastion.suite import Role
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from bastion.attacks.threat import Threat
     from bastion.recipe import Recipe
+    from bastion.threat import Norm, Threat
 
 
 class Batch(NamedTuple):
@@ -27,17 +28,30 @@ class Batch(NamedTuple):
     index: Tensor  # type: ignore[assignment]
     x: Tensor  # float (B, C, H, W)
     y: Tensor  # int64 (B,), or soft labels (B, K)
+    logits: Tensor | None = None  # (B, K) of the model under attack at x, where somebody knows them already
 
     def select(self, which: Tensor) -> Batch:
         """The examples of a bool mask or of positions."""
-        return Batch(self.index[which], self.x[which], self.y[which])
+        logits = None if self.logits is None else self.logits[which]
+        return Batch(self.index[which], self.x[which], self.y[which], logits)
 
     def at(self, x: Tensor) -> Batch:
-        """The same examples at other points."""
-        return self._replace(x=x)
+        """The same examples with other images, of which no logits are known."""
+        return Batch(self.index, x, self.y)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(part.to(device) for part in self))
+        logits = None if self.logits is None else self.logits.to(device)
+        return Batch(self.index.to(device), self.x.to(device), self.y.to(device), logits)
+
+    def chunk(self, count: int) -> list[Batch]:
+        """As so many parts, the last of them perhaps smaller, without logits."""
+        parts = zip(*(part.chunk(count) for part in self[:3]), strict=True)
+        return [Batch(*part) for part in parts]
+
+    @staticmethod
+    def cat(batches: Sequence[Batch]) -> Batch:
+        """Several as one, without logits."""
+        return Batch(*(torch.cat(parts) for parts in zip(*(batch[:3] for batch in batches), strict=True)))
 
     def check(self, num_classes: int | None, where: str) -> Batch:
         """This batch, its class numbers as int64, if pixels and labels are what models and attacks expect.
@@ -127,11 +141,42 @@ class Tapped(Protocol):
     def tap(self, *what: str) -> AbstractContextManager[Taps]: ...
 
 
-@runtime_checkable
-class Attack(Protocol):
-    """A frozen dataclass whose repr is its record. Returns points of the threat's set around batch.x."""
+class Attack(ABC):
+    """A frozen dataclass whose repr is its record. Returns images of the threat's set around batch.x."""
 
+    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then made anew
+
+    @abstractmethod
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
+
+    @property
+    def eot(self) -> int:
+        """Passes that a gradient is averaged over: more than one for models that draw random numbers."""
+        return 1
+
+    def named_members(self, norm: Norm) -> list[tuple[str, Attack]]:
+        """The attacks that it runs one after another under a threat of this norm, if it is an ensemble."""
+        return []
+
+    def versions(self, norm: Norm) -> tuple[int, ...]:
+        """Its own, or those of its members."""
+        return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
+            self.version,
+        )
+
+    def describe(self) -> str:
+        """In short: its name, and the settings that are not as usual. `apgd-t(targets=5)`"""
+        if not is_dataclass(self):
+            return repr(self)
+        name, usual = self.short_name()
+        usual = {**{field.name: field.default for field in fields(self)}, **usual}
+        values = {key: getattr(self, key) for key in usual}
+        unusual = [f"{key}={value}" for key, value in values.items() if value != usual[key]]
+        return name + (f"({', '.join(unusual)})" if unusual else "")
+
+    def short_name(self) -> tuple[str, dict[str, Any]]:
+        """What it is called, and the settings that the name stands for beside the defaults."""
+        return type(self).__name__.lower(), {}
 
 
 class Prepared(NamedTuple):

@@ -11,8 +11,8 @@ from torch import nn
 
 from bastion import BastionError, Threat
 from bastion.attacks import attacks
-from bastion.attacks.losses import misclassified
 from bastion.data import datasets
+from bastion.forward import misclassified
 from bastion.models import checkpoint
 from bastion.models.classifier import Classifier
 from bastion.probes import probes

@@ -21,8 +21,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bastion import rng, storage
 from bastion.errors import BastionError
+from bastion.forward import in_mode
 from bastion.models import Backbone, Classifier, complexity, models
-from bastion.models.classifier import Resize, in_mode
+from bastion.models.classifier import Resize
 
 CARD = "card.json"
 # Of the largest logit. Rounding on other machines makes 1e-6, TF32 1e-3; another number of heads or resize, 1e-1.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError, did_you_mean
+from bastion.forward import in_mode
 from bastion.types import Attention, Block, Taps
 
 Resize = Literal["bilinear", "bicubic"]
@@ -154,18 +155,6 @@ class Classifier(nn.Module):
             if "attention" in what:
                 stack.enter_context(_attention(self.blocks(), taps.attention))
             yield taps
-
-
-@contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Train or eval mode inside the block; afterwards every module is in the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, before in modes.items():
-            module.training = before
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bastion.attacks import attacks
-from bastion.attacks.judge import judge, standing
+from bastion.attacks.judge import judge
 from bastion.errors import BastionError
+from bastion.forward import in_mode, misclassified, predict
 from bastion.models import Classifier, checkpoint
-from bastion.models.classifier import in_mode
 from bastion.recipe import Recipe
 from bastion.run import Run
 from bastion.training.build import build_model, validation_threat
@@ -118,16 +118,16 @@ class Selection:
     def accuracies(self, model: Classifier, split: Split) -> dict[str, float]:
         # The parts of a sharded model work together, so each process looks at everything; otherwise at its share.
         shared = Processes(device=self.processes.device) if self.sharded else self.processes
-        counts = [0, 0]
+        counts, accelerated = [0, 0], accelerate(model)
         with in_mode(model, training=False):
             for start in range(BATCH * shared.rank, len(split), BATCH * shared.size):
                 batch = split.batch(range(start, min(start + BATCH, len(split)))).to(shared.device)
                 if self.attack and self.threat:
-                    verdict = judge(model, batch, self.attack, self.threat, seed=self.recipe.seed)
+                    verdict = judge(accelerated, batch, self.attack, self.threat, seed=self.recipe.seed)
                     counts[0] += int(verdict.clean.sum())
                     counts[1] += int((verdict.clean & ~verdict.fooled).sum())
                 else:
-                    counts[0] += int(standing(model, batch).right.sum())
+                    counts[0] += int((~misclassified(predict(model, batch), batch.y)).sum())
         clean, robust = (count / len(split) for count in shared.sum(counts))
         return {"clean": clean, "robust": robust} if self.attack else {"clean": clean}
 

@@ -18,16 +18,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bastion import rng, storage
-from bastion._batchnorm import aligned
-from bastion.attacks.losses import misclassified
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool, build_extra
 from bastion.errors import BastionError, Interrupted
+from bastion.forward import in_mode, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
 from bastion.models.adapt import transfer
-from bastion.models.classifier import in_mode
 from bastion.models.load import best_device, load, locate
 from bastion.progress import Advance, bar
 from bastion.recipe import Recipe, load_recipe
@@ -228,8 +226,7 @@ class Trainer:
 
     def parts(self, batch: Batch) -> list[Batch]:
         """What goes through the model at once."""
-        chunks = (part.chunk(self.recipe.accumulate) for part in batch)
-        return [Batch(*part) for part in zip(*chunks, strict=True)]
+        return batch.chunk(self.recipe.accumulate)
 
     def prepare(self, batch: Batch) -> Prepared:
         progress, seed = self.step / self.steps_per_epoch, rng.key(self.recipe.seed, self.step)
@@ -245,7 +242,7 @@ class Trainer:
         found = []
         for number, prepared in enumerate(parts, 1):
             with self.processes.sync_gradients(self.step_loss, number == len(parts)):
-                with self.precision(), aligned(prepared.x):
+                with self.precision(), single_image_gradients(prepared.x):
                     losses: Losses = self.step_loss(prepared)
                 (losses.total / len(parts)).backward()  # type: ignore[no-untyped-call]
             found.append(losses)

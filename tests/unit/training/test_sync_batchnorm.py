@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bastion import BastionError
+from bastion.acceleration import for_training
 from bastion.attacks import Threat
 from bastion.attacks.apgd import APGD
-from bastion.attacks.victim import for_training
 from bastion.training.sync_batchnorm import SyncBatchNorm2d, convert_batchnorms
 from bastion.types import Batch
 
@@ -67,10 +67,10 @@ def test_attacks_that_stop_at_a_hit_are_refused(alone: None) -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 5))
     convert_batchnorms(model)
     batch = Batch(torch.arange(4), torch.rand(4, 3, 4, 4), torch.arange(4))
-    with for_training(model):
-        assert APGD(steps=2, keep="best")(model, batch, Threat("linf", 0.1), seed=0).shape == batch.x.shape
+    with for_training(model) as prepared:
+        assert APGD(steps=2, keep="best")(prepared, batch, Threat("linf", 0.1), seed=0).shape == batch.x.shape
         with pytest.raises(BastionError, match="apgd: stops where an image is fooled, but processes that share"):
-            APGD(steps=2)(model, batch, Threat("linf", 0.1), seed=0)
+            APGD(steps=2)(prepared, batch, Threat("linf", 0.1), seed=0)
 
 
 def test_in_eval_mode_it_is_the_ordinary_one(alone: None) -> None:

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import nn
 
-from bastion.attacks import Attack, Threat
-from bastion.attacks.victim import for_training
-from bastion.models.classifier import in_mode
-from bastion.types import Batch, Objective, Prepared
+from bastion.acceleration import for_training
+from bastion.forward import in_mode
+from bastion.threat import Threat
+from bastion.types import Attack, Batch, Objective, Prepared
 
 
 @dataclass(kw_only=True)
@@ -35,8 +35,8 @@ class Attacked(Objective):
         threat = self.threat.scaled(min(1.0, progress / self.eps_warmup) if self.eps_warmup else 1.0)
         if threat.eps == 0:
             return Prepared(batch, batch.x, {"eps": 0.0})
-        with in_mode(model, training=self.attack_mode == "train"), for_training(model):
-            x = self.attack(model, batch, threat, seed=seed)
+        with in_mode(model, training=self.attack_mode == "train"), for_training(model) as attacked:
+            x = self.attack(attacked, batch, threat, seed=seed)
         return Prepared(batch, x, {"eps": threat.eps})
 
 
