@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bastion.acceleration import accelerate
 from bastion.attacks import attacks
 from bastion.attacks.judge import judge
 from bastion.errors import BastionError
