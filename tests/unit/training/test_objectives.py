@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conftest import AttackBy
 from torch import Tensor, nn
 
 from bastion import Threat
@@ -143,7 +144,7 @@ def test_parameters_are_frozen_while_the_attack_runs_and_free_after_it(tiny_mode
         seen.extend(parameter.requires_grad for parameter in model.parameters())
         return batch.x
 
-    Adversarial(threat=THREAT, attack=attack).prepare(tiny_model, batch, progress=1.0, seed=0)
+    Adversarial(threat=THREAT, attack=AttackBy(attack)).prepare(tiny_model, batch, progress=1.0, seed=0)
     assert seen and not any(seen)
     assert all(parameter.requires_grad for parameter in tiny_model.parameters())
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import nn
 
 from bastion.attacks.losses import divergence
+from bastion.settings import NotNegative, settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.types import Losses, Prepared
 
 
 @objectives.register("trades")
-@dataclass(kw_only=True)
+@settings(frozen=False, eq=False)
 class Trades(Attacked):
     """CE(x) + β · KL(p(x) ‖ p(x')). The attack is PGD on that divergence: `attack: {name: pgd, loss: kl, …}`."""
 
-    beta: float = 6.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 0:
-            raise ValueError(f"beta must not be negative, got {self.beta}")
+    beta: NotNegative = 6.0
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         clean, attacked = model(prepared.clean.x), model(prepared.x)
