@@ -1,14 +1,12 @@
-"""Recipes and suites: YAML that says all of a run. Data only, checked, hashable, mended by `--set`. No torch."""
+"""Recipes and suites: all that decides a run, as data: checked, hashed, without torch."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -22,13 +20,10 @@ from pydantic import (
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
-
-SHIPPED = Path(__file__).parent / "recipes"
-
+from bastion.recipe_files import Files, Kind, merge, parse_changes
 
 WORST_CASE = "worst case"
-ONE_FORM = {"optimizer", "schedule"}  # sections whose keys are the same whatever their name
-IDLE = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
+NON_HASHED = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -76,7 +71,7 @@ class Augment(Section):
     ratio: Range = (0.75, 4 / 3)
     hflip: Share = 0.5
     color_jitter: float = Field(0.0, ge=0)
-    auto_augment: str | None = None  # a timm policy such as rand-m9-mstd0.5-inc1; switches color_jitter off
+    auto_augment: str | None = None  # cifar10, or a timm policy such as rand-m9-mstd0.5-inc1; no color_jitter beside it
     erasing: Share = 0.0
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
@@ -231,13 +226,14 @@ class Recipe(Section):
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
-    def substance(self) -> dict[str, Any]:
-        """What decides the weights; two recipes with the same substance are the same run."""
-        return {key: value for key, value in self.resolved().items() if key not in IDLE}
+    def hashed_fields(self) -> dict[str, Any]:
+        """What decides the weights: two recipes that agree in it are the same run."""
+        return {key: value for key, value in self.resolved().items() if key not in NON_HASHED}
 
     def hash(self) -> str:
         """Of what differs from the defaults: a key that bastion learns later changes no hash of before."""
-        return storage.fingerprint(self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=IDLE))
+        changed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=NON_HASHED)
+        return storage.fingerprint(changed)
 
 
 class Suite(Section):
@@ -264,35 +260,21 @@ S = TypeVar("S", Recipe, Suite)
 
 def load_recipe(name: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """A recipe by its shipped name (`tiny/demo-robust`) or file, with `a.b=c` changes on top."""
-    return _load(Recipe, name, "", changes)
+    return _load(Recipe, "recipe", name, changes)
 
 
 def load_suite(name: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Suite:
     """A measuring suite by its shipped name (`demo`) or file, or what such a file would say."""
-    return _load(Suite, name, "suites/", changes)
+    return _load(Suite, "suite", name, changes)
 
 
-def shipped(kind: Literal["recipes", "suites"]) -> list[str]:
-    """Names of what comes with the package."""
-    names = [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in sorted(SHIPPED.rglob("*.yaml"))]
-    suites = [name.removeprefix("suites/") for name in names if name.startswith("suites/")]
-    recipes = [name for name in names if not name.startswith(("suites/", "base/"))]
-    return suites if kind == "suites" else recipes
-
-
-def dump(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
-
-
-def read(content: str, where: str) -> dict[str, Any]:
-    """Parse YAML in which `8/255` and `1e-3` are numbers and a key given twice is an error."""
+def _load(schema: type[S], kind: Kind, name: str | Path | Mapping[str, Any], changes: Iterable[str]) -> S:
+    files, given = Files(kind, schema), isinstance(name, Mapping)
+    content = files.extended(name, Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
     try:
-        parsed = yaml.load(content, _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise BastionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(parsed, dict):
-        raise BastionError(f"{where}: expected keys and values, got {type(parsed).__name__}")
-    return parsed
+        return schema.model_validate(merge(content, parse_changes(changes, schema), schema))
+    except ValidationError as error:
+        raise BastionError(f"{kind if given else name}: {_explain(schema, error)}") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
@@ -305,84 +287,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
         elif before != after:
             lines.append(f"{path}{key}: {before!r} -> {after!r}")
     return lines
-
-
-def _load(schema: type[S], name: str | Path | Mapping[str, Any], folder: str, changes: Iterable[str]) -> S:
-    if isinstance(name, Mapping):
-        where = schema.__name__.lower()
-        content = _with_parents(name, Path(where), folder, ())
-    else:
-        where = str(name)
-        content = _read_with_parents(_find(where, folder, None), folder, ())
-    try:
-        return schema.model_validate(merge(content, parse_changes(changes)))
-    except ValidationError as error:
-        raise BastionError(f"{where}: {_explain(schema, error)}") from error
-
-
-def _find(name: str, folder: str, beside: Path | None) -> Path:
-    for path in (SHIPPED / f"{folder}{name}.yaml", *([beside / name] if beside else []), Path(name)):
-        if path.suffix in (".yaml", ".yml") and path.is_file():
-            return path
-    known = shipped("suites" if folder else "recipes")
-    kind = "suite" if folder else "recipe"
-    raise BastionError(f"no {kind} '{name}': neither shipped with bastion nor a .yaml file{did_you_mean(name, known)}")
-
-
-def _read_with_parents(path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if path in seen:
-        raise BastionError(f"{path}: `extends` goes round in a circle: {' -> '.join(p.stem for p in (*seen, path))}")
-    try:
-        content = read(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BastionError(f"{path}: cannot be read: {error}") from error
-    return _with_parents(content, path, folder, seen)
-
-
-def _with_parents(content: Mapping[str, Any], path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's content on top of what it extends."""
-    content = dict(content)
-    parents = content.pop("extends", [])
-    result: dict[str, Any] = {}
-    parents = [parents] if isinstance(parents, str) else parents
-    if not isinstance(parents, list):
-        raise BastionError(f"{path}: extends: expected the name of a recipe or a list of them, got {parents!r}")
-    for parent in parents:
-        result = merge(result, _read_with_parents(_find(str(parent), folder, path.parent), folder, (*seen, path)))
-    for own in ("about", "expect"):  # what is said of a parent is not true of its child
-        result.pop(own, None)
-    return merge(result, content)
-
-
-def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`new` over `old`, key by key. A plug-in with another name replaces the old one with all its parameters."""
-    result = dict(old)
-    for key, value in new.items():
-        before = result.get(key)
-        short = isinstance(before, str) and key != "normalize"  # whose words are no plug-ins
-        if short and isinstance(value, Mapping) and value and "name" not in value:
-            before = {"name": before}  # the short form of a plug-in, given a parameter
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = merge(before, value) if key in ONE_FORM or _same_plugin(before, value) else value
-        result[key] = value
-    return result
-
-
-def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return bool(new.get("name", old.get("name")) == old.get("name"))
-
-
-def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for change in changes:
-        path, equals, value = change.partition("=")
-        if not equals or not all(path.split(".")):
-            raise BastionError(f"--set {change}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
-        nested: Any = read(f"value: {value}", f"--set {change}")["value"]
-        for key in reversed(path.split(".")):
-            nested = {key: nested}
-        result = merge(result, nested)
-    return result
 
 
 def _explain(schema: type[BaseModel], error: ValidationError) -> str:
@@ -416,35 +320,3 @@ def _sections(hint: Any) -> Iterator[type[BaseModel]]:
         yield hint
     for inner in get_args(hint):
         yield from _sections(inner)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as one expects it: 1.1 reads `1e-3` as a string, `on` and `no` as booleans, and knows no fractions."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    over, _, under = node.value.partition("/")
-    if float(under) == 0:
-        raise yaml.constructor.ConstructorError(None, None, f"{node.value} divides by zero", node.start_mark)
-    return float(over) / float(under)
-
-
-_BOOLEAN = "tag:yaml.org,2002:bool"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag != _BOOLEAN]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_BOOLEAN, re.compile(r"^(?:[tT]rue|[fF]alse)$"), list("tTfF"))
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_Loader.add_constructor("!fraction", _fraction)
-_Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_NUMBER}\s*/\s*{_NUMBER}$"), list("-+.0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)

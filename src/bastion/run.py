@@ -28,10 +28,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bastion import recipe as recipes
-from bastion import storage
+from bastion import recipe_yaml, storage
 from bastion.errors import BastionError
-from bastion.recipe import Recipe
+from bastion.recipe import Recipe, differences
 
 _PACKAGES = ("bastion", "torch", "torchvision", "timm", "numpy")
 
@@ -81,7 +80,7 @@ class Run:
         """The resolved recipe, or None where nothing was trained."""
         path = self.folder / "recipe.yaml"
         try:
-            return recipes.read(path.read_text(), str(path)) if path.is_file() else None
+            return recipe_yaml.read(path.read_text(), str(path)) if path.is_file() else None
         except (OSError, UnicodeDecodeError) as error:
             raise BastionError(f"{path}: cannot be read: {error}") from error
 
@@ -155,7 +154,7 @@ def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
         _check_same(run, recipe)
         return run
     if recipe is not None:
-        storage.write_text(run.folder / "recipe.yaml", recipes.dump(recipe.resolved()))
+        storage.write_text(run.folder / "recipe.yaml", recipe_yaml.dump(recipe.resolved()))
     storage.write_json(run.folder / "provenance.json", environment(seed))
     return run
 
@@ -175,7 +174,7 @@ def _check_same(run: Run, recipe: Recipe | None) -> None:
             f"{run.folder}/recipe.yaml: not a recipe that this version reads; use another --run"
         ) from error
     if old.hash() != recipe.hash():
-        changed = "; ".join(recipes.differences(old.substance(), recipe.substance()))
+        changed = "; ".join(differences(old.hashed_fields(), recipe.hashed_fields()))
         raise BastionError(f"{run.folder}: is the run of another recipe ({changed}); use another --run, or that recipe")
 
 

@@ -22,11 +22,13 @@ from bastion.costs import (
     scientific,
 )
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, load_suite, parse_changes, shipped
+from bastion.recipe_files import headlines, is_recipe, parse_changes, shipped
+from bastion.recipe_yaml import dump
 
 if TYPE_CHECKING:
     from bastion.models import Classifier
     from bastion.planning import Load
+    from bastion.recipe import Recipe
     from bastion.types import DataSet, Objective
 
 Rows = Iterator[tuple[str, str]]
@@ -41,11 +43,12 @@ def describe(
     """
     path = Path(target)
     is_model = target.startswith("zoo/") or path.is_dir()
-    is_recipe = path.suffix in (".yaml", ".yml") or (SHIPPED / f"{target}.yaml").is_file()
-    if is_recipe and (changes or on or not is_model):
+    if is_recipe(target) and (changes or on or not is_model):
+        from bastion.recipe import load_recipe
+
         return _describe_recipe(load_recipe(target, changes), on, check_utilisation(utilisation))
     if on or (changes and is_model):
-        known = did_you_mean(target, shipped("recipes"))
+        known = did_you_mean(target, shipped("recipe"))
         raise BastionError(
             f"show {target}: --on, and --set but for a model's name, are for recipes; this is none{known}"
         )
@@ -208,16 +211,9 @@ def _models(pattern: str) -> Rows:
         yield from ((name, "") for name in timm_names())
 
 
-def _recipes(pattern: str) -> Rows:
-    return ((name, load_recipe(name).about.partition("\n")[0]) for name in shipped("recipes"))
-
-
-def _suites(pattern: str) -> Rows:
-    return ((name, load_suite(name).about.partition("\n")[0]) for name in shipped("suites"))
-
-
 def _zoo(pattern: str) -> Rows:
     from bastion.models.load import zoo_names
+    from bastion.recipe import load_recipe
 
     for name in zoo_names():
         recipe = load_recipe(name)
@@ -231,7 +227,7 @@ KINDS: dict[str, Callable[[str], Rows]] = {
     "objectives": _registered("bastion.training.objectives", "objectives"),
     "probes": _registered("bastion.probes", "probes"),
     "data": _registered("bastion.data", "datasets"),
-    "recipes": _recipes,
-    "suites": _suites,
+    "recipes": lambda _: headlines("recipe"),
+    "suites": lambda _: headlines("suite"),
     "zoo": _zoo,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from bastion import recipe, storage
+from bastion import recipe_yaml, storage
 from bastion.reporting import plots, tables
 from bastion.reporting.gallery import galleries
 from bastion.reporting.tables import Comparison, Subject
@@ -74,7 +74,7 @@ def _details(subject: Subject) -> dict[str, Any]:
     resolved = subject.run.recipe()
     return {
         "subject": subject,
-        "recipe": None if resolved is None else recipe.dump(resolved),
+        "recipe": None if resolved is None else recipe_yaml.dump(resolved),
         "origins": [("Run", _origin(subject.run.provenance()))]
         + [(_measured(facts.about), _origin(facts.about)) for facts in subject.measurements],
         "described": list(

@@ -7,21 +7,32 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
 
+from bastion.attacks import Attack, Threat
 from bastion.attacks.losses import divergence
+from bastion.attacks.pgd import PGD
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.types import Example, Losses
+
+# The authors' for CIFAR-10: ten steps of 2/255.
+THREAT = Threat("linf", 8 / 255)
+ATTACK = PGD(steps=10, rel_step=0.25, loss="kl", keep="last")
 
 
 @objectives.register("trades")
 @dataclass(eq=False, kw_only=True)
 class Trades(Attacked):
-    """CE(x) + β · KL(p(x) ‖ p(x')). The attack is PGD on that divergence: `attack: {name: pgd, loss: kl, …}`."""
+    """CE(x) + β · KL(p(x) ‖ p(x')), where x' maximises that divergence."""
 
+    threat: Threat = THREAT
+    attack: Attack = ATTACK
     beta: float = 6.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        loss = getattr(self.attack, "loss", "kl")  # a user's own may have no such setting
+        if loss != "kl":
+            raise ValueError(f"objective.attack.loss: TRADES attacks the divergence that it minimises: kl, got {loss}")
         if self.beta < 0:
             raise ValueError(f"beta must not be negative, got {self.beta}")
 

@@ -1,0 +1,197 @@
+"""Where recipes and suites are found, what they extend, and how one is laid over the other. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+from bastion.errors import BastionError, did_you_mean
+from bastion.papers import Row, read_paper
+from bastion.recipe_yaml import read, read_value
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+SHIPPED = Path(__file__).parent / "recipes"
+PAPERS = SHIPPED / "papers"
+NO_RECIPES = {"base", "papers", "suites"}  # folders
+DEEPEST = 50  # files that extend one another
+
+Kind = Literal["recipe", "suite"]
+
+
+def shipped(kind: Kind) -> list[str]:
+    """Names of what comes with the package."""
+    return [name for name, _ in headlines(kind)]
+
+
+def headlines(kind: Kind) -> Iterator[tuple[str, str]]:
+    """Names of what comes with the package, each with the first line of its `about`. Nothing is resolved for it."""
+    if kind == "suite":
+        yield from _files(SHIPPED / "suites")
+        return
+    folders = [path for path in SHIPPED.iterdir() if path.is_dir() and path.name not in NO_RECIPES]
+    for path in sorted([*folders, *PAPERS.glob("*.yaml")], key=lambda path: path.stem):
+        own = _files(path) if path.is_dir() else ((name, row.about) for name, row in read_paper(path).rows.items())
+        yield from ((f"{path.stem}/{name}", about) for name, about in own)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*.yaml")):
+        yield path.stem, str(_read(path).get("about", "")).partition("\n")[0]
+
+
+def is_recipe(name: str) -> bool:
+    """Is it the name of a shipped recipe, or of a file that may hold one?"""
+    return Path(name).suffix in (".yaml", ".yml") or _shipped(name, "recipe") is not None
+
+
+class Files:
+    """Recipes, or suites, on top of what they extend. Each file is read once, however often it is extended."""
+
+    def __init__(self, kind: Kind, schema: type[BaseModel]) -> None:
+        self.kind, self.schema = kind, schema
+        self.read: dict[str, dict[str, Any]] = {}
+        self.open: list[str] = []  # those that wait for what they extend
+
+    def named(self, name: str, beside: Path | None = None) -> dict[str, Any]:
+        """By shipped name or path; paths in a file may be relative to its folder."""
+        found = self._find(name, beside)
+        key = name if isinstance(found, Row) else str(found)
+        if key in self.open or len(self.open) > DEEPEST:
+            trouble = "goes round in a circle" if key in self.open else f"is more than {DEEPEST} files deep"
+            chain = " -> ".join(Path(each).stem for each in [*self.open, key][-10:])
+            raise BastionError(f"{key}: `extends` {trouble}: {chain}")
+        if key not in self.read:
+            self.open.append(key)
+            self.read[key] = self._row(name, found) if isinstance(found, Row) else self.extended(_read(found), found)
+            self.open.pop()
+        return self.read[key]
+
+    def extended(self, content: Mapping[str, Any], where: Path) -> dict[str, Any]:
+        """The content on top of what it extends."""
+        content = dict(content)
+        parents = content.pop("extends", [])
+        parents = [parents] if isinstance(parents, str) else parents
+        if not isinstance(parents, list):
+            raise BastionError(f"{where}: extends: expected the name of a recipe or a list of them, got {parents!r}")
+        result: dict[str, Any] = {}
+        for parent in parents:
+            result = merge(result, self.named(str(parent), where.parent), self.schema)
+        for own in ("about", "expect"):  # what is said of a parent is not true of its child
+            result.pop(own, None)
+        return merge(result, content, self.schema)
+
+    def _row(self, name: str, row: Row) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for part in row.contents:
+            result = merge(result, self.extended(part, row.paper.path), self.schema)
+        first = row.first
+        kind, _, start = str((result.get("init") or {}).get("from", "")).partition("/")
+        if kind == "runs":
+            first.append(f"bastion train {start} --run runs/{start}")
+        elif kind == "weights":
+            whose = row.paper.weights.get(start, f"timm's {start}")
+            first.append(f"import {whose} to weights/{start}")
+        lines = [row.about, *(f"First: {each}." for each in first), f"bastion train {name}"]
+        return {
+            **result,
+            "about": "\n".join(lines) + "\n",
+            "expect": row.paper.expected(row.name) or result.get("expect", {}),
+        }
+
+    def _find(self, name: str, beside: Path | None) -> Path | Row:
+        found = _shipped(name, self.kind)
+        for path in (*([beside / name] if beside else []), Path(name)):
+            if found is None and path.suffix in (".yaml", ".yml") and path.is_file():
+                found = path
+        if found is None:
+            raise BastionError(
+                f"no {self.kind} '{name}': neither shipped with bastion nor a .yaml file"
+                f"{did_you_mean(name, shipped(self.kind))}"
+            )
+        return found
+
+
+def _shipped(name: str, kind: Kind) -> Path | Row | None:
+    path = SHIPPED / ("suites" if kind == "suite" else "") / f"{name}.yaml"
+    folder, _, rest = name.partition("/")
+    paper = PAPERS / f"{folder}.yaml"
+    if kind == "recipe" and rest and paper.is_file():
+        return read_paper(paper).rows.get(rest)
+    return path if path.is_file() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BastionError(f"{path}: cannot be read: {error}") from error
+
+
+def parse_changes(changes: Iterable[str], schema: Any = Any) -> dict[str, Any]:
+    """`a.b=c`, several of them, as what a file would say."""
+    result: dict[str, Any] = {}
+    for change in changes:
+        path, equals, value = change.partition("=")
+        where = f"--set {change if change.isprintable() else repr(change)}"
+        if not equals or not all(path.split(".")) or not path.isprintable():
+            raise BastionError(f"{where}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
+        nested = read_value(value, where)
+        for key in reversed(path.split(".")):
+            nested = {key: nested}
+        result = merge(result, nested, schema)
+    return result
+
+
+def merge(old: Mapping[str, Any], new: Mapping[str, Any], schema: Any = Any) -> dict[str, Any]:
+    """`new` over `old`, key by key. What is chosen by name and gets another name loses its old parameters.
+
+    The schema tells what is chosen by name, as plug-ins are; inside them, and without a schema, whatever has a name is.
+    """
+    return {**old, **{key: _over(old.get(key), value, _below(schema, key)) for key, value in new.items()}}
+
+
+def _over(old: Any, new: Any, hint: Any) -> Any:
+    by_name = _by_name(hint)
+    if by_name and isinstance(old, str) and isinstance(new, Mapping) and new:
+        old = {"name": old}  # the short form of a plug-in, given parameters
+    if by_name and isinstance(new, str) and isinstance(old, Mapping) and "name" not in old and hint is not Any:
+        new = {"name": new}  # parameters, given the plug-in that they are for
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    renamed = by_name and "name" in old and new.get("name", old["name"]) != old["name"]
+    return new if renamed else merge(old, new, hint)
+
+
+def _by_name(hint: Any) -> bool:
+    """Must it have a name? The keys of an optimizer or a schedule are the same whatever its name."""
+    fields = [option.model_fields.get("name") for option in _options(hint) if _is_section(option)]
+    return hint is Any or any(field is not None and field.is_required() for field in fields)
+
+
+def _below(hint: Any, key: str) -> Any:
+    """The type of what stands under a key; `Any` where the schema leaves that open."""
+    for option in _options(hint):
+        if _is_section(option):
+            for name, field in option.model_fields.items():
+                if key in (name, field.alias):
+                    return field.annotation
+        elif get_origin(option) is dict:
+            return get_args(option)[1]
+    return Any
+
+
+def _options(hint: Any) -> Iterator[Any]:
+    """A type, or the members of a union; one or several of a kind are merged alike."""
+    inner = get_args(hint)
+    if get_origin(hint) in (dict, Literal) or not inner:
+        yield hint
+    else:
+        for each in inner[:1] if get_origin(hint) is Annotated else inner:
+            yield from _options(each)
+
+
+def _is_section(hint: Any) -> bool:
+    return hasattr(hint, "model_fields")
