@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -58,8 +58,6 @@ def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
 class _Loader(yaml.SafeLoader):
     """Words are words: unlike YAML 1.1, `on`, `no`, `1:30`, `0x1f` and `2020-01-01` are text, `1e-3` is a number."""
 
-    yaml_implicit_resolvers: ClassVar[Any] = {}
-
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
@@ -95,6 +93,7 @@ _Loader.yaml_constructors = {None: yaml.SafeLoader.yaml_constructors[None]} | {
 _Loader.add_constructor(f"{_STANDARD}int", lambda _, node: int(node.value))  # 010 is ten, not eight
 _Loader.add_constructor("!fraction", _fraction)
 
+_Loader.yaml_implicit_resolvers = {}
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 for _tag, _pattern, _first in [
     (f"{_STANDARD}null", r"~|null|", ["~", "n", ""]),
