@@ -155,7 +155,7 @@ class Schedule(Section):
     momentum_range: tuple[Decay, Decay] = (0.85, 0.95)
 
     @model_validator(mode="after")
-    def _room_in_the_middle(self) -> Schedule:
+    def _check_epochs(self) -> Schedule:
         if self.warmup_epochs + self.cooldown_epochs >= self.epochs:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs:g}) and cooldown_epochs ({self.cooldown_epochs:g}) must be less "
@@ -167,12 +167,12 @@ class Schedule(Section):
 
 
 class Validate(Section):
-    """What is looked at after each epoch, on images held out of training, and which epoch's model is kept."""
+    """What is measured after each epoch, on images held out of training, and which epoch's model is kept."""
 
     every: int = Field(1, ge=1)  # epochs
-    when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and looked at after training
+    when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and measured after training
     limit: int | None = Field(None, ge=1)
-    train: int = Field(0, ge=0)  # so many training images are looked at too: robust over-fitting shows in the gap
+    train: int = Field(0, ge=0)  # so many training images are measured too: robust over-fitting shows in the gap
     attack: Spec | None = None  # with the objective's threat, or the one given here
     threat: dict[str, Any] | None = None
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
@@ -211,13 +211,13 @@ class Recipe(Section):
     workers: int = Field(0, ge=0)  # data loading processes
 
     @model_validator(mode="after")
-    def _even_parts(self) -> Recipe:
+    def _check_parts(self) -> Recipe:
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate: {self.batch} images cannot be cut into {self.accumulate} equal parts")
         return self
 
     @model_validator(mode="after")
-    def _rate_falls(self) -> Recipe:
+    def _check_rates(self) -> Recipe:
         peak, least = self.optimizer.peak(self.batch), self.schedule.min_lr
         if self.schedule.name == "cosine" and least > peak:
             raise ValueError(f"schedule.min_lr: {least:g} is above the highest rate, {peak:g}; make it smaller")

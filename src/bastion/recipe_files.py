@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent / "recipes"
 PAPERS = SHIPPED / "papers"
 NO_RECIPES = {"base", "papers", "suites"}  # folders
+SUFFIXES = (".yaml", ".yml")
 DEEPEST = 50  # files that extend one another
 
 Kind = Literal["recipe", "suite"]
@@ -44,7 +46,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 def is_recipe(name: str) -> bool:
     """Is it the name of a shipped recipe, or of a file that may hold one?"""
-    return Path(name).suffix in (".yaml", ".yml") or _shipped(name, "recipe") is not None
+    return Path(name).suffix in SUFFIXES or _shipped(name, "recipe") is not None
 
 
 class Files:
@@ -52,22 +54,22 @@ class Files:
 
     def __init__(self, kind: Kind, schema: type[BaseModel]) -> None:
         self.kind, self.schema = kind, schema
-        self.read: dict[str, dict[str, Any]] = {}
-        self.open: list[str] = []  # those that wait for what they extend
+        self.done: dict[str, dict[str, Any]] = {}
+        self.waiting: list[str] = []  # for what they extend
 
-    def named(self, name: str, beside: Path | None = None) -> dict[str, Any]:
-        """By shipped name or path; paths in a file may be relative to its folder."""
-        found = self._find(name, beside)
+    def named(self, name: str, child: Path | None = None) -> dict[str, Any]:
+        """By shipped name or path; that of a parent may be relative to the folder of the child that extends it."""
+        found = self._find(name, child)
         key = name if isinstance(found, Row) else str(found)
-        if key in self.open or len(self.open) > DEEPEST:
-            trouble = "goes round in a circle" if key in self.open else f"is more than {DEEPEST} files deep"
-            chain = " -> ".join(Path(each).stem for each in [*self.open, key][-10:])
+        if key in self.waiting or len(self.waiting) > DEEPEST:
+            trouble = "goes round in a circle" if key in self.waiting else f"is more than {DEEPEST} files deep"
+            chain = " -> ".join(Path(each).stem for each in [*self.waiting, key][-10:])
             raise BastionError(f"{key}: `extends` {trouble}: {chain}")
-        if key not in self.read:
-            self.open.append(key)
-            self.read[key] = self._row(name, found) if isinstance(found, Row) else self.extended(_read(found), found)
-            self.open.pop()
-        return self.read[key]
+        if key not in self.done:
+            self.waiting.append(key)
+            self.done[key] = self._row(name, found) if isinstance(found, Row) else self.extended(_read(found), found)
+            self.waiting.pop()
+        return self.done[key]
 
     def extended(self, content: Mapping[str, Any], where: Path) -> dict[str, Any]:
         """The content on top of what it extends."""
@@ -78,7 +80,7 @@ class Files:
             raise BastionError(f"{where}: extends: expected the name of a recipe or a list of them, got {parents!r}")
         result: dict[str, Any] = {}
         for parent in parents:
-            result = merge(result, self.named(str(parent), where.parent), self.schema)
+            result = merge(result, self.named(str(parent), where), self.schema)
         for own in ("about", "expect"):  # what is said of a parent is not true of its child
             result.pop(own, None)
         return merge(result, content, self.schema)
@@ -101,26 +103,27 @@ class Files:
             "expect": row.paper.expected(row.name) or result.get("expect", {}),
         }
 
-    def _find(self, name: str, beside: Path | None) -> Path | Row:
-        found = _shipped(name, self.kind)
-        for path in (*([beside / name] if beside else []), Path(name)):
-            if found is None and path.suffix in (".yaml", ".yml") and path.is_file():
-                found = path
-        if found is None:
-            raise BastionError(
-                f"no {self.kind} '{name}': neither shipped with bastion nor a .yaml file"
-                f"{did_you_mean(name, shipped(self.kind))}"
-            )
-        return found
+    def _find(self, name: str, child: Path | None) -> Path | Row:
+        if found := _shipped(name, self.kind):
+            return found
+        for path in (*([child.parent / name] if child else []), Path(name)):
+            if path.suffix in SUFFIXES and os.path.isfile(path):
+                return path
+        where = f"{child}: extends: " if child else ""
+        known = did_you_mean(name, shipped(self.kind))
+        raise BastionError(f"{where}no {self.kind} '{name}': neither shipped with bastion nor a .yaml file{known}")
 
 
 def _shipped(name: str, kind: Kind) -> Path | Row | None:
-    path = SHIPPED / ("suites" if kind == "suite" else "") / f"{name}.yaml"
+    """The file, or the row of a paper. A name may be anything: too long for a file, or with a zero in it."""
     folder, _, rest = name.partition("/")
     paper = PAPERS / f"{folder}.yaml"
-    if kind == "recipe" and rest and paper.is_file():
+    if kind == "recipe" and rest and os.path.isfile(paper):
         return read_paper(paper).rows.get(rest)
-    return path if path.is_file() else None
+    if kind == "recipe" and folder in ("papers", "suites"):
+        return None
+    path = SHIPPED / ("suites" if kind == "suite" else "") / f"{name}.yaml"
+    return path if os.path.isfile(path) else None
 
 
 def _read(path: Path) -> dict[str, Any]:

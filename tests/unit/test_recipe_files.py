@@ -141,13 +141,20 @@ def test_unknown_recipes_and_suites_suggest_the_nearest() -> None:
         load_recipe("xcit/s13")
     with pytest.raises(BastionError, match="no suite 'dem'.*did you mean 'demo'"):
         load_suite("dem")
-    with pytest.raises(BastionError, match="no recipe '/nowhere/x.yaml'"):
-        load_recipe("/nowhere/x.yaml")
+    for name in ("/nowhere/x.yaml", "x" * 300, "a\0b", "xcit", "xcit/", "", "."):
+        with pytest.raises(BastionError, match=f"no recipe '{name}'"):
+            load_recipe(name)
+
+
+def test_a_file_that_extends_what_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: [base/micro, tiny/dem]\n")
+    with pytest.raises(BastionError, match=r"mine.yaml: extends: no recipe 'tiny/dem'"):
+        load_recipe(tmp_path / "mine.yaml")
 
 
 def test_what_is_a_recipe() -> None:
     assert all(map(is_recipe, ["tiny/mart", "xcit/s12", "base/micro", "mine.yaml"]))
-    assert not any(map(is_recipe, ["xcit", "xcit/n12", "tiny", "vit/micro", "papers/none"]))
+    assert not any(map(is_recipe, ["xcit", "xcit/n12", "tiny", "vit/micro", "papers/xcit", "suites/demo"]))
 
 
 def test_blocks_and_papers_are_no_recipes() -> None:
