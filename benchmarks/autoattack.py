@@ -43,7 +43,7 @@ from bastion.attacks.judge import judge
 from bastion.data import datasets
 from bastion.measuring.runner import measure
 from bastion.models.load import load
-from bastion.recipe import Suite
+from bastion.suite import Suite
 from bastion.types import Batch
 from benchmarks.draws import NORMS, SameDraws
 
@@ -129,13 +129,13 @@ def by_reference(
 
 
 def whole_by_bastion(model: nn.Module, threat: Threat, n: int, workers: int) -> Side:
-    """As `bastion measure --block 256` does it: worker processes, blocks that are stored when they are done."""
+    """As `bastion measure --batch-size 256` does it: worker processes, blocks that are stored when they are done."""
     probe = {"name": "adversarial", "threat": asdict(threat), "attack": "autoattack"}
     suite = Suite.model_validate({"probes": {"attack": probe}})
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         facts = measure(
-            model, "cifar10", suite, limit=n, workers=workers, folder=folder, block=min(BLOCK, n // workers)
+            model, "cifar10", suite, limit=n, workers=workers, folder=folder, batch_size=min(BLOCK, n // workers)
         )
         seconds = time.perf_counter() - began
     forwards, backwards = (int(facts.columns[f"attack/{way}"].sum()) for way in ("forwards", "backwards"))

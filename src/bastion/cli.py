@@ -70,27 +70,30 @@ def measure(
     ] = "cifar10-mini",
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     limit: Annotated[int | None, typer.Option(help="Only the first N examples.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the suite, e.g. eps=4/255; repeatable."),
+    ] = None,
     workers: Annotated[
-        int, typer.Option(help="Processes, one thread each. Changes no bit of the result.")
-    ] = os.cpu_count() or 1,
+        int | None, typer.Option(help="Processes of one thread each. Default: one per GPU, or one per core.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    block: Annotated[int, typer.Option(help="Examples that are stored together.")] = 64,
-    batch: Annotated[int | None, typer.Option(help="Examples given to a probe at once. Default: a block.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples that are measured and stored together.")] = 64,
     run: Annotated[Path | None, typer.Option(help="Where facts go. Default: the model's own run, or runs/.")] = None,
 ) -> None:
-    """Measure a model with a suite of probes. Interrupted, it goes on where it was."""
+    """Measure a model with a suite of probes. Re-run the same command to resume."""
     from bastion.measuring.runner import measure as measure_model
 
     facts = measure_model(
         model,
         parse_data(data),
         suite,
+        changes=change or (),
         split=split,
         limit=limit,
         workers=workers,
         seed=seed,
-        block=block,
-        batch=batch,
+        batch_size=batch_size,
         folder=run,
     )
     stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
@@ -131,7 +134,9 @@ def show(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="models, attacks, objectives, probes, data, recipes, suites or zoo.")],
+    kind: Annotated[
+        str, typer.Argument(help="models, attacks, objectives, probes, studies, data, recipes, suites or zoo.")
+    ],
     pattern: Annotated[str, typer.Argument(help="Only names that match, such as 'timm/vit*'.")] = "*",
 ) -> None:
     """List what there is, by name."""

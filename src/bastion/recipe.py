@@ -1,9 +1,9 @@
-"""Recipes and suites: all that decides a run, as data: checked, hashed, without torch."""
+"""Recipes: all that decides a run, as data: checked and hashed, without torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -14,15 +14,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe_files import Files, Kind, merge, parse_changes
+from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
 
-WORST_CASE = "worst case"
 NON_HASHED = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
 
@@ -236,45 +234,28 @@ class Recipe(Section):
         return storage.fingerprint(changed)
 
 
-class Suite(Section):
-    """What is measured: probes by label."""
-
-    about: str = ""
-    probes: dict[str, Spec] = Field(min_length=1)
-
-    @field_validator("probes")
-    @classmethod
-    def _labels(cls, probes: dict[str, Spec]) -> dict[str, Spec]:
-        if WORST_CASE in probes:
-            raise ValueError(f"'{WORST_CASE}' is what the tables call the minimum over all probes; take another label")
-        if wrong := [label for label in probes if not label.strip() or "/" in label]:
-            raise ValueError(f"'{wrong[0]}' is no label: it names a row of tables and has no '/'; take another label")
-        return probes
-
-    def resolved(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+S = TypeVar("S", bound=BaseModel)
 
 
-S = TypeVar("S", Recipe, Suite)
-
-
-def load_recipe(name: str | Path, changes: Iterable[str] = ()) -> Recipe:
+def load_recipe(name: str | Path, changes: Changes = ()) -> Recipe:
     """A recipe by its shipped name (`tiny/demo-robust`) or file, with `a.b=c` changes on top."""
-    return _load(Recipe, "recipe", name, changes)
+    return load_yaml(Recipe, "recipe", name, lambda content: merge(content, parse_changes(changes, Recipe), Recipe))
 
 
-def load_suite(name: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Suite:
-    """A measuring suite by its shipped name (`demo`) or file, or what such a file would say."""
-    return _load(Suite, "suite", name, changes)
-
-
-def _load(schema: type[S], kind: Kind, name: str | Path | Mapping[str, Any], changes: Iterable[str]) -> S:
-    files, given = Files(kind, schema), isinstance(name, Mapping)
+def load_yaml(
+    schema: type[S],
+    kind: Kind,
+    name: str | Path | Mapping[str, Any],
+    change: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> S:
+    """What is shipped by this name, a file or a mapping says, with what it extends, changed and checked."""
+    files = Files(kind, schema)
     content = files.extended(name, Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
     try:
-        return schema.model_validate(merge(content, parse_changes(changes, schema), schema))
+        return schema.model_validate(change(content))
     except ValidationError as error:
-        raise BastionError(f"{kind if given else name}: {_explain(schema, error)}") from error
+        where = kind if isinstance(name, Mapping) else name
+        raise BastionError(f"{where}: {_explain(schema, error)}") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:

@@ -21,6 +21,7 @@ SUFFIXES = (".yaml", ".yml")
 DEEPEST = 50  # files that extend one another
 
 Kind = Literal["recipe", "suite"]
+Changes = Mapping[str, Any] | Iterable[str] | str  # `{"a.b": 1}`, `["a.b=1"]` or `"a.b=1"`
 
 
 def shipped(kind: Kind) -> list[str]:
@@ -133,19 +134,24 @@ def _read(path: Path) -> dict[str, Any]:
         raise BastionError(f"{path}: cannot be read: {error}") from error
 
 
-def parse_changes(changes: Iterable[str], schema: Any = Any) -> dict[str, Any]:
-    """`a.b=c`, several of them, as what a file would say."""
+def parse_changes(changes: Changes, schema: Any = Any) -> dict[str, Any]:
+    """`["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` as what a file would say."""
     result: dict[str, Any] = {}
-    for change in changes:
-        path, equals, value = change.partition("=")
+    for change in [changes] if isinstance(changes, str) else changes:
         where = f"--set {change if change.isprintable() else repr(change)}"
+        path, equals, text = (change, "=", "") if isinstance(changes, Mapping) else change.partition("=")
         if not equals or not all(path.split(".")) or not path.isprintable():
             raise BastionError(f"{where}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
-        nested = read_value(value, where)
-        for key in reversed(path.split(".")):
-            nested = {key: nested}
-        result = merge(result, nested, schema)
+        value = changes[change] if isinstance(changes, Mapping) else read_value(text, where)
+        result = merge(result, nested(path, value), schema)
     return result
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`a.b` and 1 as {"a": {"b": 1}}."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
 
 
 def merge(old: Mapping[str, Any], new: Mapping[str, Any], schema: Any = Any) -> dict[str, Any]:

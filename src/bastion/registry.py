@@ -25,20 +25,23 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import core_schema
 
 from bastion.errors import BastionError, did_you_mean
+from bastion.settings import SettingsError, arguments_schema, check_arguments
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_by_product: dict[type, Registry[Any]] = {}  # what a parameter's type says may be built from a nested spec
+_registries: list[Registry[Any]] = []
+PRODUCT = "x-registry"  # in a JSON schema, what is to be replaced by the schema of a registry's specs
 
 
 class Registry(Generic[T]):
@@ -52,7 +55,9 @@ class Registry(Generic[T]):
         self._finish = finish or _as_made
         self._announced: tuple[str, ...] = ()
         self._discovered = False
-        _by_product[product] = self
+        self._product = product
+        _registries.append(self)
+        _let_pydantic_build(product, self)
 
     def register(self, name: str) -> Callable[[F], F]:
         """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
@@ -89,37 +94,69 @@ class Registry(Generic[T]):
         family, _, rest = name.partition("/")
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
-        where = f"{path}.name: " if path else ""
         if self.awaits(name):
-            raise BastionError(f"{where}the {self.kind} '{name}' is not available yet")
-        raise BastionError(f"{where}unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}")
+            raise SettingsError(path or self.kind, ["name"], f"the {self.kind} '{name}' is not available yet")
+        near = did_you_mean(name, self._factories)
+        raise SettingsError(path or self.kind, ["name"], f"unknown {self.kind} '{name}'{near}")
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""
-        self._bind(spec, path, given)
+        self._arguments(spec, path, given)
 
     def build(self, spec: Any, path: str = "", **given: Any) -> T:
         """Build from `{"name": …, parameter: value, …}`; `given` are arguments that the spec may not set."""
-        factory, arguments, last = self._bind(spec, path, given)
+        factory, arguments, last = self._arguments(spec, path, given)
+        where = path or self.kind
         try:
             return self._finish(factory(**arguments, **given), **last)
+        except SettingsError as error:
+            raise error.under(where) from error
         except (BastionError, ValueError) as error:  # a factory's own word on a value
-            raise _placed(error, path or self.kind) from error
+            raise SettingsError(where, (), str(error)) from error
 
-    def _bind(
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of a spec: a name, or a name with settings."""
+        forms = []
+        for name in self.names():
+            form = arguments_schema(self.factory(name))
+            known = {"type": "string", "pattern": f"^{name[:-1]}"} if name.endswith("/*") else {"const": name}
+            form["properties"] = {"name": known, **form.get("properties", {}), **self._last_schema()}
+            form["required"] = ["name", *form.get("required", [])]
+            forms.append(form | {"title": name, "description": first_line(self.factory(name))})
+        return {"title": self.kind, "anyOf": [{"type": "string", "enum": self.names()}, *forms]}
+
+    def _last_schema(self) -> dict[str, Any]:
+        properties: dict[str, Any] = arguments_schema(self._finish).get("properties", {})
+        return properties
+
+    def _arguments(
         self, spec: Any, path: str, given: Mapping[str, Any]
     ) -> tuple[Callable[..., T], dict[str, Any], dict[str, Any]]:
         """The factory, its arguments, and those of `finish`."""
         if isinstance(spec, str):
             spec = {"name": spec}
-        if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            raise BastionError(f"{path or self.kind}: expected one {self.kind} as {{name: …}}, got {spec!r}")
-        factory = self.factory(spec["name"], path)
-        values = {key: value for key, value in spec.items() if key != "name"}
-        last = _named(self._finish)
         where = path or self.kind
-        own = bind(factory, {key: values[key] for key in values if key not in last}, where, given, last)
-        return factory, own, bind(self._finish, {key: values[key] for key in values if key in last}, where)
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+            raise SettingsError(where, (), f"expected one {self.kind} as {{name: …}}, got {spec!r}")
+        factory = self.factory(spec["name"], path)
+        last = _named(self._finish)
+        values = {str(key): value for key, value in spec.items() if key != "name"}
+        own = {key: value for key, value in values.items() if key not in last}
+        rest = {key: value for key, value in values.items() if key in last}
+        return (
+            factory,
+            check_arguments(factory, own, where, given, last),
+            check_arguments(self._finish, rest, where),
+        )
+
+    def _accept(self, value: Any) -> T:
+        """For a setting that takes one of these: a thing that was made already, or the spec of one."""
+        if isinstance(value, str | Mapping):
+            return self.build(value)
+        if not isinstance(value, self._product):
+            raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {value!r}")
+        made: T = value
+        return made
 
     def _discover(self) -> None:
         if self._discovered:
@@ -133,6 +170,19 @@ class Registry(Generic[T]):
             _import_file(path, f"bastion_plugins.{room}.{path.stem}")
 
 
+def _let_pydantic_build(product: type, registry: Registry[Any]) -> None:
+    """A setting whose type is the product is built from a spec, wherever pydantic meets it."""
+
+    def schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        if source is not product:  # a subclass is checked as what it is
+            return handler(source)
+        accept = core_schema.no_info_plain_validator_function(registry._accept)
+        accept["metadata"] = {"pydantic_js_functions": [lambda *_: {PRODUCT: registry.kind}]}
+        return accept
+
+    product.__get_pydantic_core_schema__ = classmethod(schema)  # type: ignore[attr-defined]
+
+
 def plugin_files(room: str = "*") -> list[Path]:
     """The user's own plug-ins for a room."""
     folder = os.environ.get("BASTION_PLUGINS")
@@ -143,10 +193,44 @@ def plugin_files(room: str = "*") -> list[Path]:
     return sorted(Path(folder).glob(f"{room}/*.py"))
 
 
-def plugins_digest() -> str | None:
-    """Facts that a plug-in made are of its present text only."""
-    files = plugin_files()
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16] if files else None
+def canonical(thing: Any) -> Any:
+    """What names the facts of a probe: its settings as a spec, without those that have their default value.
+
+    So a setting that is added later changes no name. The number `version` stands for the code, if it is not 1; code
+    from outside of bastion is known by its text.
+    """
+    if isinstance(thing, list | tuple):
+        return [canonical(each) for each in thing]
+    if isinstance(thing, Mapping):
+        return {key: canonical(value) for key, value in thing.items()}
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return thing if isinstance(thing, str | int | float | bool | None) else _code(type(thing)) | {"is": repr(thing)}
+    spec = {} if type(thing).__module__.startswith("bastion.") and not _name_of(thing) else {"name": _name_of(thing)}
+    for each in dataclasses.fields(thing):
+        value, made = getattr(thing, each.name), each.default_factory
+        usual = each.default if made is dataclasses.MISSING else made()
+        if value != usual:
+            spec[each.name] = canonical(value)
+    version = getattr(type(thing), "version", 1)
+    return spec | _code(type(thing)) | ({"version": version} if isinstance(version, int) and version != 1 else {})
+
+
+def _name_of(thing: Any) -> str | None:
+    """That it is registered by."""
+    made = ((name, each) for registry in _registries for name, each in registry._factories.items())
+    return next((name for name, factory in made if factory is type(thing)), None)
+
+
+def _code(kind: type) -> dict[str, str]:
+    """The text of code that is not bastion's own and so has no version that anybody raises."""
+    if kind.__module__.startswith("bastion."):
+        return {}
+    module = sys.modules.get(kind.__module__)
+    try:
+        text = inspect.getsource(module if module and kind.__module__ != "__main__" else kind)
+    except (OSError, TypeError):  # typed into a console
+        text = ""
+    return {"class": kind.__qualname__, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
 def _import_file(path: Path, name: str) -> None:
@@ -168,35 +252,15 @@ def _as_made(product: T, /) -> T:
     return product
 
 
+def first_line(factory: Callable[..., Any]) -> str:
+    """What a plug-in is, in a line: the first of its docstring."""
+    inner = factory.func if isinstance(factory, functools.partial) else factory  # whose own is about partials
+    return inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]
+
+
 def _named(factory: Callable[..., Any]) -> set[str]:
     parameters = inspect.signature(factory).parameters
     return {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-
-
-def bind(
-    factory: Callable[..., Any],
-    values: Mapping[str, Any],
-    path: str,
-    given: Mapping[str, Any] | None = None,
-    others: Iterable[str] = (),
-) -> dict[str, Any]:
-    """Checked keyword arguments for `factory`: every key known, every value of the annotated type.
-
-    A parameter whose type has a registry (an `Attack`, say) is built from its own spec; one whose type is a
-    dataclass is built from a mapping; one that is a tuple of any length, from a list of such.
-    """
-    parameters = inspect.signature(factory).parameters
-    hints = _hints(factory)
-    taken = set(given or ())
-    named = _named(factory) - taken
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for key in values:
-        if key in taken or (key not in named and not open_ended):
-            raise BastionError(f"{path}.{key}: unknown key{did_you_mean(key, named.union(others))}")
-    for name in sorted(named - set(values)):
-        if parameters[name].default is inspect.Parameter.empty:
-            raise BastionError(f"{path}.{name}: missing; it has no default")
-    return {key: _convert(hints.get(key, Any), value, f"{path}.{key}") for key, value in values.items()}
 
 
 def check_fields(settings: Any, where: str) -> None:
@@ -236,43 +300,6 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     if dataclasses.is_dataclass(inner):
         return typing.get_type_hints(inner)  # a field's type may be known only where its class is defined
     return typing.get_type_hints(inner.__init__ if inspect.isclass(inner) else inner)
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    for option in _options(hint):
-        if (
-            typing.get_origin(option) is tuple
-            and typing.get_args(option)[-1] is ...
-            and isinstance(value, list | tuple)
-        ):
-            return tuple(_convert(typing.get_args(option)[0], each, f"{path}[{i}]") for i, each in enumerate(value))
-        if isinstance(option, type) and option in _by_product and isinstance(value, Mapping | str):
-            return _by_product[option].build(value, path)
-        if isinstance(option, type) and dataclasses.is_dataclass(option) and isinstance(value, Mapping):
-            try:
-                return option(**bind(option, value, path))
-            except (BastionError, ValueError) as error:
-                raise _placed(error, path) from error
-        if isinstance(option, type) and dataclasses.is_dataclass(option) and not isinstance(value, option | None):
-            fields = ", ".join(field.name for field in dataclasses.fields(option))
-            raise BastionError(f"{path}: expected the keys {fields}, got {value!r}")
-    if int in _options(hint) and isinstance(value, float) and value.is_integer():
-        value = int(value)  # YAML's 5e3
-    _check_plain(hint, value, path)
-    try:
-        config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-        return TypeAdapter(hint, config=config).validate_python(value)
-    except ValidationError as error:
-        message = error.errors()[0]["msg"]
-        raise BastionError(f"{path}: {message[:1].lower()}{message[1:]}, got {value!r}") from error
-
-
-def _placed(error: Exception, path: str) -> BastionError:
-    """The error with the place in the recipe or suite that it is about."""
-    text, last = str(error), path.rpartition(".")[2]
-    if text.startswith(path):
-        return BastionError(text)
-    return BastionError(path + text.removeprefix(last) if text.startswith(f"{last}.") else f"{path}: {text}")
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

@@ -187,7 +187,7 @@ def environment(seed: int) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
-            "processor": _processor(),
+            "processor": processor(),
             "cores": os.cpu_count(),
         },
     }
@@ -200,7 +200,7 @@ def version(package: str) -> str:
         return "unknown"
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's own name; `platform.processor()` is empty or only the architecture on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

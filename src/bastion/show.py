@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bastion.costs import (
     CONVENTION,
@@ -55,6 +53,7 @@ def describe(
     if is_model:
         return _describe_folder(target)
     from bastion.models import Classifier, checkpoint, complexity, models
+    from bastion.registry import first_line
 
     try:
         backbone = checkpoint.build_backbone({"name": target, **parse_changes(changes)})
@@ -69,7 +68,7 @@ def describe(
         raise BastionError(f"show {target}: with these options it does not run on {size}: {error}") from error
     lines = [_describe_model(model, macs), _attention(model, backbone.attention)]
     lines += [_row("from", backbone.paper)] if backbone.paper else []
-    return "\n".join([*lines, _row("about", _first_line(models.factory(target)))])
+    return "\n".join([*lines, _row("about", first_line(models.factory(target)))])
 
 
 def _attention(model: Classifier, kind: str | None) -> str:
@@ -183,15 +182,12 @@ def _row(key: str, value: str) -> str:
     return f"{key:<12} {value}"
 
 
-def _first_line(thing: Any) -> str:
-    inner = thing.func if isinstance(thing, functools.partial) else thing  # a partial's own docstring is of partials
-    return inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]
-
-
 def _registered(room: str, registry: str) -> Callable[[str], Rows]:
     def rows(pattern: str) -> Rows:
+        from bastion.registry import first_line
+
         found = getattr(importlib.import_module(room), registry)
-        return ((name, _first_line(found.factory(name))) for name in found.names())
+        return ((name, first_line(found.factory(name))) for name in found.names())
 
     return rows
 
@@ -200,11 +196,12 @@ def _models(pattern: str) -> Rows:
     from bastion.models import models
     from bastion.models.figures import known
     from bastion.models.timm import timm_names
+    from bastion.registry import first_line
 
     counted = known()
     for name in models.names():
         if not name.endswith("/*"):
-            yield name, counted[name].short() if name in counted else _first_line(models.factory(name))
+            yield name, counted[name].short() if name in counted else first_line(models.factory(name))
     if pattern == "*":
         yield "timm/NAME", f"any of timm's {len(timm_names())} models; see `bastion list models 'timm/vit*'`"
     else:
@@ -226,6 +223,7 @@ KINDS: dict[str, Callable[[str], Rows]] = {
     "attacks": _registered("bastion.attacks", "attacks"),
     "objectives": _registered("bastion.training.objectives", "objectives"),
     "probes": _registered("bastion.probes", "probes"),
+    "studies": _registered("bastion.studies", "studies"),
     "data": _registered("bastion.data", "datasets"),
     "recipes": lambda _: headlines("recipe"),
     "suites": lambda _: headlines("suite"),

@@ -152,6 +152,11 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Array
     return arrays, metadata
 
 
+def array_names(path: Path) -> list[str]:
+    with _opened(path) as file:
+        return sorted(file.keys())
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     check_safetensors(path)

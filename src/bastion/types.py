@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from bastion.errors import BastionError
+from bastion.suite import Role
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -145,14 +146,47 @@ class Objective(nn.Module):
         raise NotImplementedError
 
 
-@runtime_checkable
-class Probe(Protocol):
-    """Maps a batch to facts, each with one row per example.
+@dataclass(frozen=True)
+class Description:
+    """What a probe says of itself, for tables and reports."""
+
+    threat: Threat | None = None
+    members: tuple[str, ...] = ()  # the attacks of an ensemble, in their order
+    versions: tuple[int, ...] = ()  # of the attacks that its facts depend on
+
+
+class Probe:
+    """Maps a batch to facts, each with one row per example. Subclasses are frozen dataclasses of their settings.
 
     (B,) tensors are facts; tensors with more dimensions are pictures, kept for the first few examples only.
     """
 
-    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]: ...
+    role: ClassVar[Role] = "analysis"
+    version: ClassVar[int] = 1  # raised when the facts change for the same settings: stored ones are then made anew
+    facts: ClassVar[Mapping[str, str]] = {}  # what each column means
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def describe(self) -> Description:
+        return Description()
+
+
+class Study:
+    """Looks at a whole model. Subclasses are frozen dataclasses of their settings.
+
+    A long study is cut into parts, which are computed, stored and resumed one by one; all parts return the same names
+    and shapes. The report sees each name as one array, with the parts along its first axis.
+    """
+
+    version: ClassVar[int] = 1
+    facts: ClassVar[Mapping[str, str]] = {}
+
+    def parts(self, model: nn.Module, data: DataSet) -> int:
+        return 1
+
+    def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
+        raise NotImplementedError
 
 
 class Split(Protocol):

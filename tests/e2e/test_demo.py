@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bastion.demo import run_demo
-from bastion.measuring.store import read_measurements
+from bastion.measuring.facts import read_measurements
 from bastion.run import open_run
 
 

@@ -16,9 +16,9 @@ from PIL import Image
 
 from bastion.measuring.runner import measure
 from bastion.models import Classifier
-from bastion.recipe import Suite
 from bastion.reporting.html import report
 from bastion.run import open_run
+from bastion.suite import Suite
 from bastion.types import DataSet
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

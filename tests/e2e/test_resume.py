@@ -80,7 +80,17 @@ def test_training_stopped_by_a_signal_ends_with_the_same_weights(
 
 def measure(model: Path, suite: Path, folder: Path, *more: str) -> list[str]:
     return bastion(
-        "measure", str(model), "--suite", str(suite), "--run", str(folder), "--limit", "300", "--block", "20", *more
+        "measure",
+        str(model),
+        "--suite",
+        str(suite),
+        "--run",
+        str(folder),
+        "--limit",
+        "300",
+        "--batch-size",
+        "20",
+        *more,
     )
 
 
@@ -100,9 +110,9 @@ def measured(whole: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory)
 
 def test_one_worker_equals_two_bit_for_bit(whole: Path, suite: Path, measured: Path, tmp_path: Path) -> None:
     subprocess.run(measure(whole, suite, tmp_path / "run", "--workers", "2"), env=ENV, check=True, capture_output=True)
-    facts = digests(tmp_path / "run", "facts/*/*")
-    assert len(facts) == 33  # two probes: 15 blocks each and a description; pictures of the first block of one
-    assert facts == digests(measured, "facts/*/*")
+    facts = digests(tmp_path / "run", "facts/**/*.*")
+    assert len(facts) == 3  # two probes, and what they were asked of
+    assert facts == digests(measured, "facts/**/*.*")
 
 
 @pytest.mark.parametrize(
@@ -114,16 +124,13 @@ def test_measuring_stopped_by_a_signal_goes_on_to_the_same_facts(
 ) -> None:
     folder = tmp_path / "run"
     words = measure(whole, suite, folder, "--workers", workers)
-    assert stopped(words, number, lambda: len(list(folder.rglob("facts-*"))) >= 18) == (
+    assert stopped(words, number, lambda: len(list(folder.rglob("facts/*/*/*.safetensors"))) >= 18) == (
         143 if number == signal.SIGTERM else -9
     )
     time.sleep(0.5)  # orphans of a killed parent end by themselves
-    early = digests(folder, "facts-*")
-    assert 18 <= len(early) < 30
+    assert 18 <= len(digests(folder, "facts/*/*/*.safetensors")) < 30
     subprocess.run(words, env=ENV, check=True, capture_output=True)
-    late = digests(folder, "facts/*/facts-*")
-    assert late == digests(measured, "facts/*/facts-*")
-    assert early.items() <= late.items()
+    assert digests(folder, "facts/**/*.*") == digests(measured, "facts/**/*.*")
 
 
 @pytest.mark.slow
@@ -133,11 +140,11 @@ def test_another_thread_count_changes_only_rounding(whole: Path, suite: Path, me
 import sys, torch, numpy as np
 from pathlib import Path
 from bastion.measuring import runner
-from bastion.measuring.store import read_measurements
+from bastion.measuring.facts import read_measurements
 from bastion.run import open_run
 single = torch.set_num_threads
 torch.set_num_threads = lambda n: single(2)
-facts = runner.measure(sys.argv[1], suite=sys.argv[2], folder=sys.argv[3], limit=300, block=20)
+facts = runner.measure(sys.argv[1], suite=sys.argv[2], folder=sys.argv[3], limit=300, batch_size=20)
 assert torch.get_num_threads() == 2
 (other,) = read_measurements(open_run(sys.argv[4]))
 agree = np.mean([facts.correct(label) == other.correct(label) for label in facts.labels])

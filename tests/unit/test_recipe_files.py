@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bastion import BastionError
-from bastion.recipe import Recipe, Suite, load_recipe, load_suite
+from bastion.recipe import Recipe, load_recipe
 from bastion.recipe_files import headlines, is_recipe, merge, parse_changes, shipped
 from bastion.recipe_yaml import read
+from bastion.suite import Suite, load_suite
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,8 @@ def test_changes_are_what_a_file_would_say() -> None:
         "model": {"depth": 2, "name": "x"},
         "data": {"name": "imagenet", "size": 8},
     }
+    assert parse_changes({"optimizer.lr": 1, "seed": 2}) == {"optimizer": {"lr": 1}, "seed": 2}
+    assert parse_changes("optimizer.lr=1/2") == {"optimizer": {"lr": 0.5}}
 
 
 @pytest.mark.parametrize(

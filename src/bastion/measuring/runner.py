@@ -1,18 +1,20 @@
-"""The one measuring loop: fixed blocks of examples, each stored as soon as it is done, by any number of workers.
+"""The one measuring loop: small batches of examples, each stored as soon as it is done, by any number of workers.
 
-A number depends on model, data, probe, seed and block size alone. Each worker runs on one thread, so
-worker count, order and interruptions change no bit.
+A number depends on model, data, probe, seed and batch size alone. Each worker runs on one thread, so worker count,
+order and interruptions change no bit; another batch size changes rounding only.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,179 +22,161 @@ import bastion._torchvision  # noqa: F401  (a model that was sent to a worker pr
 
 # isort: split
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bastion import rng
-from bastion.attacks import Threat
-from bastion.attacks.ensemble import AutoAttack, Ensemble, described
-from bastion.data import datasets
+from bastion import storage
 from bastion.errors import BastionError, Interrupted
-from bastion.measuring import store
-from bastion.measuring.store import Column, Facts, ProbeStore
-from bastion.measuring.subject import (
-    check_fit,
-    check_home,
-    device_of,
-    home_of,
-    identify,
-    name_of,
-    on_device,
-    one_thread,
+from bastion.measuring.convert import convert
+from bastion.measuring.facts import (
+    Facts,
+    MeasuredAggregate,
+    MeasuredCase,
+    MeasuredThreat,
+    Measurement,
+    write_measurement,
 )
-from bastion.models.classifier import in_mode
-from bastion.models.load import locate
-from bastion.probes import probes
+from bastion.measuring.identity import device_of, identify, one_thread, read_identity
+from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
+from bastion.models import checkpoint
+from bastion.models.load import best_device, locate
 from bastion.progress import Advance, bar
-from bastion.recipe import Suite, load_suite
-from bastion.run import create_run, environment
+from bastion.registry import canonical
+from bastion.run import Run, create_run, environment
 from bastion.signals import StopRequest, deaf_children, end_with_parent, stoppable
-from bastion.types import DataSet, Probe, Split
-
-Task = tuple[str, range]  # a probe's label and a block of examples
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a worker works on, named rather than given where there is a name: each process builds its own."""
-
-    model: nn.Module | Path
-    data: DataSet | Mapping[str, Any] | str
-    split: str
-    suite: Suite
-    stores: Mapping[str, ProbeStore]
-    identity: Mapping[str, Any]  # what model and data must be in every process
-    seed: int
-    batch: int
-    keep: int  # pictures are kept of so many first examples
+from bastion.suite import Suite, load_suite
+from bastion.types import DataSet, Probe
 
 
 def measure(
     model: nn.Module | str | Path,
-    data: DataSet | Mapping[str, Any] | str = "cifar10-mini",
+    data: Data = "cifar10-mini",
     suite: Suite | Mapping[str, Any] | str | Path = "demo",
     *,
+    changes: Mapping[str, Any] | Iterable[str] | str = (),
     split: str = "test",
     limit: int | None = None,
-    workers: int = 1,
+    workers: int | None = 1,
     seed: int = 0,
     folder: str | Path | None = None,
-    block: int = 64,
-    batch: int | None = None,
+    batch_size: int = 64,
     keep: int = 16,
 ) -> Facts:
-    """Ask a suite of probes of the first `limit` examples. What is already stored is not asked again.
+    """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
 
-    A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`.
-    Facts go to `folder`; without it to the model's own run, or to `runs/` under the model's name.
+    A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`; `changes` are made
+    on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts go to `folder`; without it to the
+    model's own run, or to `runs/` under the model's name.
     """
     source = model if isinstance(model, nn.Module) else locate(model)
-    network = on_device(source)
-    data_set = data if isinstance(data, DataSet) else datasets.build(data, "data")
-    questions = suite if isinstance(suite, Suite) else load_suite(suite)
-    asked = build_probes(questions)
-    _check_whole("seed", seed)
-    n = _count(data_set, split, limit, {"block": block, "batch": batch, "workers": workers, "keep": keep})
-    check_fit(network, data_set)
-    subject = identify(network, data_set, split)
-    home = create_run(home_of(source, folder), seed)
-    check_home(home, subject["weights"])
-    identity = {**subject, "seed": seed, "block": block, "batch": batch or block}
-    stores = {label: ProbeStore.open(home, {**identity, "probe": repr(probe)}) for label, probe in asked.items()}
-    plan = Plan(source, data, split, questions, stores, subject, seed, batch or block, keep)
-    cut = store.blocks(n, block)
-    unknown = {
-        (stores[label].folder, each): (label, each) for label in asked for each in cut if not stores[label].has(each)
-    }
-    todo = list(unknown.values())  # probes that are equal share facts, and are asked once
-    with stoppable() as stop, bar(f"measuring {home.name}", n * len(asked)) as advance:
-        advance(n * len(asked) - sum(len(each) for _, each in todo))
-        if min(workers, len(todo)) > 1:
-            _in_processes(plan, todo, min(workers, len(todo)), stop, advance)
+    if isinstance(suite, Suite) and changes:
+        raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
+    chosen = suite if isinstance(suite, Suite) else load_suite(suite, changes)
+    _check_numbers({"seed": seed}, least=None)
+    _check_numbers({"keep": keep}, least=0)
+    _check_numbers({"limit": limit, "workers": workers, "batch_size": batch_size}, least=1)
+    if split not in ("train", "val", "test"):
+        raise BastionError(f"split: expected train, val or test, got '{split}'")
+    devices = _devices(source)
+    network = on_device(source, devices[0])
+    base = build_data(data, chosen.data)
+    n = _count(base, split, limit)
+    check_fit(network, base)
+    identity = identify(network, base, split)
+    run = create_run(_home(source, folder), seed)
+    _check_home(run, identity.weights)
+    storage.remove_leftovers(run.folder)
+    convert(run)
+    job = Job(source, data, split, chosen, identity.folder(run), seed, batch_size, keep, devices)
+    worker = Worker(job, network, {data_key(chosen.data): base})
+    todo = worker.open_tasks(n)
+    count = workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1)
+    total = sum(map(len, (worker.positions(case, n) for case in worker.cases)))
+    with stoppable() as stop, bar(f"measuring {run.name}", total) as advance:
+        advance(total - sum(len(positions) for _, positions in todo))
+        if min(count, len(todo)) > 1:
+            _in_processes(job, todo, min(count, len(todo)), stop, advance)
         else:
-            _in_this_process(plan, network, data_set, todo, stop, advance)
-    about = {
-        **environment(seed),
-        **identity,
-        "model": name_of(source),
-        "classes": list(data_set.classes),
-        "suite": Path(suite).stem if isinstance(suite, str | Path) else "custom",
-        "n": n,
-        "probes": {label: each.folder.name for label, each in stores.items()},
-        "described": {label: repr(probe) for label, probe in asked.items()},
-        "threats": {label: asdict(threat) for label, probe in asked.items() if (threat := _threat(probe))},
-        "members": {label: members for label, probe in asked.items() if (members := _members(probe))},
-    }
-    return store.read_measurement(home, store.write_measurement(home, about, anew=bool(todo)))
+            _in_this_process(worker, todo, stop, advance)
+    for case in worker.cases:
+        worker.store(case).merge()
+    return write_measurement(run, _about(worker, n, source, suite, identity.weights), anew=bool(todo))
 
 
-class Worker:
-    """Measures one block at a time, on one thread."""
+def _about(
+    worker: Worker, n: int, source: nn.Module | Path, suite: Suite | Mapping[str, Any] | str | Path, weights: str
+) -> Measurement:
+    job, first = worker.job, worker.data(worker.cases[0])
+    chosen = job.suite
+    origins: list[dict[str, Any]] = []
+    cases = []
+    for case, built in zip(worker.cases, worker.built, strict=True):
+        store, count = worker.store(case), len(worker.positions(case, n))
+        origins += [origin for origin in store.origins(count) if origin not in origins]
+        described = built.describe() if isinstance(built, Probe) else None
+        threat = described.threat if described else None
+        cases.append(
+            MeasuredCase(
+                label=case.label,
+                kind=case.kind,
+                role=case.role or (built.role if isinstance(built, Probe) else "analysis"),
+                store=store.name,
+                n=count,
+                spec=canonical(built),
+                at=case.at,
+                threat=MeasuredThreat(**asdict(threat)) if threat else None,
+                members=described.members if described else (),
+                columns=tuple(store.columns()),
+                meanings=dict(built.facts),
+            )
+        )
+    return Measurement(
+        **environment(job.seed),
+        model=name_of(source),
+        weights=weights,
+        data={"name": first.name, "fingerprint": first.fingerprint, "split": job.split},
+        classes=first.classes,
+        suite=Path(suite).stem if isinstance(suite, str | Path) else "custom",
+        n=n,
+        cases=tuple(cases),
+        aggregates={
+            name: MeasuredAggregate(kind=each.kind, members=chosen.members(name))
+            for name, each in chosen.aggregates.items()
+        },
+        origins=tuple(origins),
+    )
 
-    def __init__(self, plan: Plan, model: nn.Module, data: DataSet) -> None:
-        self.plan, self.model = plan, model
-        self.probes = build_probes(plan.suite)
-        self.split: Split = getattr(data, plan.split)
-        self.num_classes = len(data.classes)
 
-    def __call__(self, task: Task) -> int:
-        """Measure and store; returns how many examples that was."""
-        label, block = task
-        parts = [self._ask(label, list(block[i : i + self.plan.batch])) for i in range(0, len(block), self.plan.batch)]
-        columns = store.joined([{name: column.cpu().numpy() for name, column in part.items()} for part in parts])
-        facts = {name: column for name, column in columns.items() if column.ndim == 1}
-        self.plan.stores[label].write(block, facts, self._pictures(block, columns))
-        return len(block)
-
-    def _ask(self, label: str, positions: list[int]) -> dict[str, Tensor]:
-        batch = self.split.batch(positions).check(self.num_classes, f"measure, probe '{label}'")
-        with in_mode(self.model, training=False), rng.preserved():
-            # For models that draw random numbers. The label has no part in it: suites share facts.
-            rng.reseed("measure", self.plan.seed, repr(self.probes[label]), positions[0])
-            answer = self.probes[label](self.model, batch.to(device_of(self.model)), seed=self.plan.seed)
-        for name, column in answer.items():
-            if len(column) != len(positions):
-                raise BastionError(f"probe '{label}': '{name}' has {len(column)} rows for {len(positions)} examples")
-        return {"index": batch.index, "label": batch.y, **answer}
-
-    def _pictures(self, block: range, columns: Mapping[str, Column]) -> dict[str, Column]:
-        count = max(0, min(self.plan.keep - block.start, len(block)))
-        kept = {name: column[:count] for name, column in columns.items() if column.ndim > 1}
-        return {**kept, "index": columns["index"][:count]} if kept and count else {}
-
-
-def _in_this_process(
-    plan: Plan, model: nn.Module, data: DataSet, todo: list[Task], stop: StopRequest, advance: Advance
-) -> None:
-    worker = Worker(plan, model, data)
+def _in_this_process(worker: Worker, todo: Sequence[Task], stop: StopRequest, advance: Advance) -> None:
     with one_thread():
-        for position, task in enumerate(todo):
+        for done, task in enumerate(todo):
             if stop:
-                raise _interrupted(stop, position, len(todo))
-            advance(worker(task), note=task[0])
+                raise _interrupted(stop, done, len(todo))
+            advance(worker(task), note=worker.cases[task[0]].label)
 
 
 _worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
 
 
-def _start(plan: Plan) -> None:
+def _start(job: Job, turns: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     end_with_parent()
     torch.set_num_threads(1)
     global _worker
     try:
-        _worker = _make_worker(plan)
+        with turns.get_lock():
+            device, turns.value = job.devices[turns.value % len(job.devices)], turns.value + 1
+        _worker = _make_worker(job, device)
     except BastionError as error:
         _worker = error
     except Exception as error:
         _worker = BastionError(f"measure: a worker process could not start: {type(error).__name__}: {error}")
 
 
-def _make_worker(plan: Plan) -> Worker:
-    model = on_device(plan.model)
-    data = plan.data if isinstance(plan.data, DataSet) else datasets.build(plan.data, "data")
-    if identify(model, data, plan.split) != plan.identity:
+def _make_worker(job: Job, device: str) -> Worker:
+    model, data = on_device(job.model, device), build_data(job.data, job.suite.data)
+    if not identify(model, data, job.split).matches(read_identity(job.folder)):
         raise BastionError("measure: model or data changed on the disk while they were measured; measure again")
-    return Worker(plan, model, data)
+    return Worker(job, model, {data_key(job.suite.data): data})
 
 
 def _work(task: Task) -> int:
@@ -201,10 +185,11 @@ def _work(task: Task) -> int:
     return _worker(task)
 
 
-def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest, advance: Advance) -> None:
-    _check_portable(plan)
+def _in_processes(job: Job, todo: Sequence[Task], workers: int, stop: StopRequest, advance: Advance) -> None:
+    _check_portable(job)
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start, (plan,))
+    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0)))
+    labels = [case.label for case in job.suite.cases()]
     try:
         with deaf_children():  # they start as work is handed in
             pending = {pool.submit(_work, task): task for task in todo}
@@ -212,15 +197,16 @@ def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest,
             if stop:
                 raise _interrupted(stop, len(todo) - len(pending), len(todo))
             for future in wait(pending, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                label, _ = pending.pop(future)
-                advance(future.result(), note=label)
+                number, _ = pending.pop(future)
+                advance(future.result(), note=labels[number])
     except BrokenProcessPool as error:
         raise BastionError(
             "measure: a worker process died: killed, out of memory, or started from a script that calls bastion "
-            'outside of `if __name__ == "__main__":`; finished blocks are stored: run again to go on, or with workers=1'
+            'outside of `if __name__ == "__main__":`; finished batches are stored: re-run the same command to resume, '
+            "or use workers=1"
         ) from error
     finally:
-        # Whatever is half done is thrown away: a block is stored whole or not at all.
+        # Whatever is half done is thrown away: a batch is stored whole or not at all.
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         if stop:
@@ -229,51 +215,73 @@ def _in_processes(plan: Plan, todo: list[Task], workers: int, stop: StopRequest,
 
 
 def _interrupted(stop: StopRequest, done: int, total: int) -> Interrupted:
-    stored = f"{done} of the {total} open blocks are stored"
-    return Interrupted(f"measure: stopped by a signal; {stored}: run the same command to go on", stop.received or 0)
+    return Interrupted(
+        f"measure: stopped by a signal; {done} of the {total} open batches are stored. Re-run the same command to "
+        "resume.",
+        stop.received or 0,
+    )
 
 
-def build_probes(suite: Suite) -> dict[str, Probe]:
-    return {label: probes.build(spec.plain(), f"probes.{label}") for label, spec in suite.probes.items()}
-
-
-def _check_portable(plan: Plan) -> None:
+def _check_portable(job: Job) -> None:
     """What cannot be sent to another process is told here, not in the middle of starting one."""
     try:
-        pickle.dumps(plan)
+        pickle.dumps(job)
     except Exception as error:
         raise BastionError(
             f"measure: this model or data cannot be sent to worker processes ({error}); use workers=1"
         ) from error
 
 
-def _threat(probe: Probe) -> Threat | None:
-    threat = getattr(probe, "threat", None)
-    return threat if isinstance(threat, Threat) else None
+def _devices(source: nn.Module | Path) -> tuple[str, ...]:
+    """A model that was given stays where it is; one that is loaded may go to every GPU."""
+    if isinstance(source, nn.Module):
+        return (str(device_of(source)),)
+    best = best_device()
+    return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count())) if best.type == "cuda" else ("cpu",)
 
 
-def _members(probe: Probe) -> list[str]:
-    """What the attack of a probe is made of, if it is an ensemble."""
-    attack, threat = getattr(probe, "attack", None), _threat(probe)
-    if isinstance(attack, AutoAttack) and threat:
-        attack = attack.ensemble(threat.norm)
-    return [described(member) for member in attack.members] if isinstance(attack, Ensemble) else []
+def _home(source: nn.Module | Path, folder: str | Path | None) -> Path:
+    if folder is not None:
+        return Path(folder)
+    if isinstance(source, Path) and _is_run(source.resolve()):
+        return source.resolve().parent
+    weights = checkpoint.digest(source) if isinstance(source, nn.Module) else checkpoint.read_card(source).weights
+    name = re.sub(r"[^\w.-]+", "-", name_of(source))
+    return Path("runs") / f"{name}-{weights[:8]}"
 
 
-def _count(data: DataSet, split: str, limit: int | None, sizes: Mapping[str, int | None]) -> int:
-    if split not in ("train", "val", "test"):
-        raise BastionError(f"split: expected train, val or test, got '{split}'")
-    for name, size in {**sizes, "limit": limit}.items():
-        if size is not None:
-            _check_whole(name, size, least=0 if name == "keep" else 1)
+def _is_run(model_folder: Path) -> bool:
+    return model_folder.name == "model" and (model_folder.parent / "provenance.json").is_file()
+
+
+def name_of(source: nn.Module | Path) -> str:
+    """What tables and reports call the model."""
+    if isinstance(source, nn.Module):
+        return type(source).__name__.lower()
+    folder = source.resolve()
+    return folder.parent.name if _is_run(folder) else folder.name
+
+
+def _check_home(run: Run, weights: str) -> None:
+    """A trained run takes facts of its own model only."""
+    trained = run.recipe() is not None and (run.model / checkpoint.CARD).is_file()
+    if trained and checkpoint.read_card(run.model).weights != weights:
+        raise BastionError(f"{run.folder}: is the run of another model; give facts of this one another --run")
+
+
+def _count(data: DataSet, split: str, limit: int | None) -> int:
     available = len(getattr(data, split))
     if limit is not None and limit > available:
         raise BastionError(f"limit: the {split} split of {data.name} has {available} examples, got {limit}")
     return available if limit is None else limit
 
 
-def _check_whole(name: str, value: object, least: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or (least is not None and value < least):  # type: ignore[operator]
-        bound = "" if least is None else f" of at least {least}"
-        raise BastionError(f"{name}: must be a whole number{bound}, got {value!r}")
+def _check_numbers(given: Mapping[str, object], *, least: int | None) -> None:
+    """Whole numbers; None where a setting is left to bastion."""
+    for name, value in given.items():
+        if value is None and least is not None:
+            continue
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or (least is not None and value < least):  # type: ignore[operator]
+            bound = "" if least is None else f" of at least {least}"
+            raise BastionError(f"{name}: must be a whole number{bound}, got {value!r}")

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-PREFIX = "warning."
-COLUMN = f"/{PREFIX}"  # what stands between a probe's label and a code in the name of a column
+from bastion.measuring.store import WARNING
+
+COLUMN = f"/{WARNING}"  # what stands between a probe's label and a code in the name of a column
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,15 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def macs(model: Classifier) -> int:
-    """Multiply-accumulates, which the papers call FLOPs: half of torch's count of operations."""
+def macs(model: Classifier | nn.Module, shape: tuple[int, int, int] | None = None) -> int:
+    """Multiply-accumulates, which the papers call FLOPs: half of torch's count of operations.
+
+    `shape`: of the image, by default the one that the classifier is made for.
+    """
     counter = FlopCounterMode(display=False)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}  # it stumbles over some parameters
-    image = torch.zeros(1, *model.shape, device=model.mean.device)
+    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
+    image = torch.zeros(1, *(shape or model.shape), device=device)  # type: ignore[misc]
     # Plain products: the counter does not know the fused attention of every device.
     with torch.no_grad(), in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), counter:
         torch.func.functional_call(model, state, image)

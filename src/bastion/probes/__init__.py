@@ -3,4 +3,4 @@
 from bastion.registry import Registry
 from bastion.types import Probe
 
-probes: Registry[Probe] = Registry("probe", __name__, Probe)  # type: ignore[type-abstract]
+probes: Registry[Probe] = Registry("probe", __name__, Probe)

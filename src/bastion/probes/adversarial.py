@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bastion.attacks import Attack, Threat, journal
+from bastion.attacks.ensemble import AutoAttack, Ensemble, described
 from bastion.attacks.judge import judge
 from bastion.probes import probes
-from bastion.types import Batch
+from bastion.types import Batch, Description, Probe
 
 
 @probes.register("adversarial")
 @dataclass(frozen=True)
-class Adversarial:
-    """Robust accuracy: `correct` where no point that the attack returned is both inside the threat and misclassified.
+class Adversarial(Probe):
+    """Robust accuracy: `correct` where nothing that the attack returned is both inside the threat and misclassified.
 
-    A clean mistake counts as fooled and is not attacked. `distance` is that of the fooling point, NaN for survivors.
-    `before` is the prediction on the clean image, `fooled_by` the number of the ensemble's member that did it, -1 if
-    none; `forwards` and `backwards` are the passes of the example that the attack counted.
+    A clean mistake counts as fooled and is not attacked.
     """
 
     threat: Threat
     attack: Attack
+
+    role = "attack"
+    facts: ClassVar[Mapping[str, str]] = {
+        "correct": "right on the clean image, and not fooled by the attack",
+        "in_budget": "the attack returned an image of the threat's set",
+        "distance": "of the adversarial example that fools, in the threat's norm; NaN for survivors",
+        "prediction": "on what the attack returned",
+        "before": "the prediction on the clean image",
+        "fooled_by": "the number of the ensemble's member that fooled it, -1 if none did",
+        "forwards": "forward passes that the attack spent on the image",
+        "backwards": "backward passes that the attack spent on the image",
+    }
+
+    def describe(self) -> Description:
+        return describe_attack(self.attack, self.threat)
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         with journal.opened() as notes:
@@ -41,6 +57,15 @@ class Adversarial:
             "clean": batch.x,
             "adversarial": verdict.x,
         }
+
+
+def describe_attack(attack: Attack, threat: Threat) -> Description:
+    """What a probe that attacks says of itself."""
+    if isinstance(attack, AutoAttack):
+        attack = attack.ensemble(threat.norm)
+    members = attack.members if isinstance(attack, Ensemble) else ()
+    versions = tuple(getattr(member, "version", 1) for member in members or (attack,))
+    return Description(threat, tuple(described(member) for member in members), versions)
 
 
 def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:

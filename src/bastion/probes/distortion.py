@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +15,13 @@ from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
 from bastion.attacks.threat import Norm
 from bastion.probes import probes
-from bastion.types import Batch
+from bastion.probes.adversarial import describe_attack
+from bastion.types import Batch, Description, Probe
 
 
 @probes.register("distortion")
 @dataclass(frozen=True)
-class Distortion:
+class Distortion(Probe):
     """`distance` of the nearest fooling point that the attack found: 0 for clean mistakes, inf where it found none.
 
     The share of examples with `distance` above a radius bounds the robust accuracy at every radius at once.
@@ -26,6 +29,18 @@ class Distortion:
 
     norm: Norm
     attack: Attack = field(default_factory=Minimal)
+
+    role = "attack"
+    facts: ClassVar[Mapping[str, str]] = {
+        "distance": "of the nearest adversarial example found: 0 for clean mistakes, inf where none was found",
+        "prediction": "on that example",
+        "before": "the prediction on the clean image",
+        "forwards": "forward passes that the attack spent on the image",
+        "backwards": "backward passes that the attack spent on the image",
+    }
+
+    def describe(self) -> Description:
+        return replace(describe_attack(self.attack, Threat(self.norm, 0.0)), threat=None)
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         size = math.prod(batch.x.shape[1:])

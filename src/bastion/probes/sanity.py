@@ -19,7 +19,7 @@ from bastion.attacks.pgd import PGD, fgsm
 from bastion.errors import BastionError
 from bastion.probes import probes
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.types import Batch, Description, Probe
 
 TOLERANCE = 1e-4  # of an answer's length: more than float rounding
 BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
@@ -27,7 +27,7 @@ BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
 
 @probes.register("sanity")
 @dataclass(frozen=True, kw_only=True)
-class Sanity:
+class Sanity(Probe):
     """Can a robustness number be trusted? `warning.CODE` is true where an example shows the symptom.
 
     Costs 39 forward and 23 backward passes for an image that nothing fools, less for one that PGD fools, and some
@@ -39,6 +39,11 @@ class Sanity:
     forwards: int = 3  # that must agree
     tries: int = 4  # random points of the threat
     loss: LossName = "ce"  # of FGSM and PGD
+
+    role = "check"
+
+    def describe(self) -> Description:
+        return Description(self.threat)
 
     def __post_init__(self) -> None:
         check_fields(self, "sanity")

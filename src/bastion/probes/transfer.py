@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +19,13 @@ from bastion.errors import BastionError
 from bastion.models import Classifier, checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes
-from bastion.types import Batch
+from bastion.probes.adversarial import describe_attack
+from bastion.types import Batch, Description, Probe
 
 
 @probes.register("transfer")
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(Probe):
     """Accuracy on points that an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
 
     Every example is attacked, so what is told of the source does not depend on the model that is measured.
@@ -33,7 +36,22 @@ class Transfer:
     source: str
     threat: Threat
     attack: Attack
-    identity: str = field(init=False)  # facts are of the source as it is now
+    identity: str = field(init=False, default="")  # facts are of the source as it is now
+
+    role = "attack"
+    facts: ClassVar[Mapping[str, str]] = {
+        "correct": "right on the clean image and on what the attack made for the source",
+        "in_budget": "the attack returned an image of the threat's set",
+        "source_fooled": "the attack fooled the source",
+        "distance": "of the adversarial example that fools, in the threat's norm; NaN for survivors",
+        "prediction": "on what the attack returned",
+        "before": "the prediction on the clean image",
+        "forwards": "forward passes that the attack spent on the image, by the source",
+        "backwards": "backward passes that the attack spent on the image, by the source",
+    }
+
+    def describe(self) -> Description:
+        return describe_attack(self.attack, self.threat)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity", _identity(self.source))

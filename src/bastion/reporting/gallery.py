@@ -12,8 +12,10 @@ import numpy as np
 from PIL import Image
 
 from bastion.errors import BastionError
-from bastion.measuring.store import Column, Facts, read_pictures
-from bastion.reporting.tables import Subject, eps_text, threat_text
+from bastion.measuring.facts import Facts, MeasuredThreat
+from bastion.measuring.store import Column
+from bastion.reporting.tables import ReportedRun, threat_text
+from bastion.suite import written
 
 EXAMPLES = 8
 _FACTS = ("before", "in_budget", "label", "prediction")
@@ -42,31 +44,29 @@ class Gallery:
     examples: list[Example]
 
 
-def galleries(subject: Subject) -> list[Gallery]:
+def galleries(run: ReportedRun) -> list[Gallery]:
     """One per attack of which pictures were kept. Measurements that share a probe share its pictures."""
     found: dict[str, Gallery] = {}
-    for facts in subject.measurements:
-        for label, folder in facts.about["probes"].items():
-            if folder in found or not {f"{label}/{name}" for name in _FACTS} <= facts.columns.keys():
+    for facts in run.measurements:
+        for case in facts.about.cases:
+            if case.store in found or not {*_FACTS} <= {*case.columns}:
                 continue
-            if pictures := read_pictures(subject.run, facts, label):
-                found[folder] = _gallery(facts, label, pictures)
+            if pictures := facts.pictures(case.label):
+                found[case.store] = _gallery(facts, case.label, pictures)
     return list(found.values())
 
 
 def _gallery(facts: Facts, label: str, pictures: Mapping[str, Column]) -> Gallery:
     clean, adversarial = pictures["clean"], pictures["adversarial"]
-    position = {number: row for row, number in enumerate(facts.columns[f"{label}/index"].tolist())}
-    rows = [position[number] for number in pictures["index"].tolist()]
-    fact = {name: facts.columns[f"{label}/{name}"][rows] for name in _FACTS}
-    threat = facts.about.get("threats", {}).get(label)
+    fact = {name: facts.columns[f"{label}/{name}"][pictures["position"]] for name in _FACTS}
+    threat = facts.case(label).threat
     chosen = choose(fact["before"] == fact["label"])
     scale, scale_text = _scale(threat, adversarial[chosen] - clean[chosen])
     examples = [
         _example({name: column[row] for name, column in fact.items()}, facts, clean[row], adversarial[row], scale)
         for row in chosen
     ]
-    return Gallery(label, threat_text(facts.about, label), scale_text, examples)
+    return Gallery(label, threat_text(facts, label), scale_text, examples)
 
 
 def choose(right: Column) -> list[int]:
@@ -75,16 +75,16 @@ def choose(right: Column) -> list[int]:
     return [int(row) for row in rows[:EXAMPLES]]
 
 
-def _scale(threat: Mapping[str, Any] | None, delta: Column) -> tuple[float, str]:
+def _scale(threat: MeasuredThreat | None, delta: Column) -> tuple[float, str]:
     """ε bounds each pixel of an ℓ∞ perturbation; for any other, the largest change in sight takes its place."""
-    if threat and threat["norm"] == "linf":
-        return threat["eps"], f"ε = {eps_text(threat['eps'])}"
+    if threat and threat.norm == "linf":
+        return threat.eps, f"ε = {written(threat.eps)}"
     largest = float(np.abs(delta).max(initial=0))
     return largest, f"ε = {largest:.3g}, the largest change of a pixel in these examples"
 
 
 def _example(fact: Mapping[str, Any], facts: Facts, clean: Column, adversarial: Column, scale: float) -> Example:
-    truth, before, after = (class_name(facts.about["classes"], fact[key]) for key in ("label", "before", "prediction"))
+    truth, before, after = (class_name(facts.about.classes, fact[key]) for key in ("label", "before", "prediction"))
     outside = "" if fact["in_budget"] else "outside the budget: does not count"
     return Example(
         truth=truth,

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.store import Column
-from bastion.reporting.tables import Comparison, Subject, percent
+from bastion.reporting.tables import Comparison, ReportedRun, percent
 
 COLOURS = 8
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
@@ -102,17 +102,17 @@ def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> N
     for line, row in enumerate(comparison.rows):
         estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
         low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
-        paint: dict[str, Any] = {"color": colour(row.subject.mark), "clip_on": False}
+        paint: dict[str, Any] = {"color": colour(row.run.mark), "clip_on": False}
         axes.plot([low, high], [y, y], alpha=0.45, linewidth=6, solid_capstyle="butt", **paint)
-        axes.plot(value, y, marker(row.subject.mark), markersize=10, markeredgecolor=_PAPER, **paint)
+        axes.plot(value, y, marker(row.run.mark), markersize=10, markeredgecolor=_PAPER, **paint)
         axes.annotate(percent(estimate.value), (high, y), (9, 0), va="center", **beside)
 
 
-def training_panels(subjects: Sequence[Subject]) -> list[Markup]:
+def training_panels(runs: Sequence[ReportedRun]) -> list[Markup]:
     """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
-    loss = curves(subjects, "loss", None, 1)
-    clean = curves(subjects, "clean_accuracy", "clean", 100)
-    robust = curves(subjects, "robust_accuracy", "robust", 100)
+    loss = curves(runs, "loss", None, 1)
+    clean = curves(runs, "clean_accuracy", "clean", 100)
+    robust = curves(runs, "robust_accuracy", "robust", 100)
     top = min(100.0, 1.1 * max([10.0, *(curve.values.max() for curve in clean + robust)]))
     panels = (
         (loss, "training loss", None, "training-loss"),
@@ -143,22 +143,20 @@ def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | Non
         return _inline(figure, key, f"{label} over the epochs of training")
 
 
-def curves(subjects: Sequence[Subject], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:
+def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:
     """Lines before points, so that points are drawn on top."""
     sources: list[tuple[str, str, Form]] = [("step", step_key, "batches")]
     if accuracy:
         sources += [("epoch", f"train_{accuracy}", "seen"), ("epoch", f"val_{accuracy}", "held out")]
     found = [
-        Curve(subject.mark, *averaged(*_series(subject, kind, key, unit)), form)
-        for kind, key, form in sources
-        for subject in subjects
+        Curve(run.mark, *averaged(*_series(run, kind, key, unit)), form) for kind, key, form in sources for run in runs
     ]
     return [curve for curve in found if len(curve.values)]
 
 
-def _series(subject: Subject, kind: str, key: str, unit: float) -> tuple[Column, Column]:
+def _series(run: ReportedRun, kind: str, key: str, unit: float) -> tuple[Column, Column]:
     """Epochs and values, without what was not logged or is not finite."""
-    pairs = [(record["epoch"], record[key]) for record in subject.records(kind) if record.get(key) is not None]
+    pairs = [(record["epoch"], record[key]) for record in run.records(kind) if record.get(key) is not None]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
     return table[:, 0], unit * table[:, 1]

@@ -10,24 +10,27 @@ from typing import Any
 
 from bastion import storage
 from bastion.errors import BastionError
+from bastion.measuring.convert import convert
+from bastion.measuring.facts import Facts, MeasuredCase, Measurement, read_measurements
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.sanity import SanityWarning
-from bastion.measuring.store import Facts, read_measurements
 from bastion.run import Run, open_run
-
-WORST = "worst case"
-_NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportedRun:
     """A run, under the name and the mark (colour and marker) that it has on the whole page."""
 
     name: str
     mark: int
-    run: Run
+    files: Run
     measurements: list[Facts]
     history: list[dict[str, Any]]
+    weights: str | None = None  # of its model as it is now, if it has one
+
+    def is_stale(self, facts: Facts) -> bool:
+        """Were these facts measured before the run's model changed?"""
+        return self.weights not in (None, facts.about.weights)
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """Of the log: `step`, `epoch` or `event`."""
@@ -37,7 +40,7 @@ class Subject:
 @dataclass(frozen=True)
 class Row:
     name: str
-    subject: Subject
+    run: ReportedRun
     facts: Facts
     accuracies: dict[str, Estimate]
     warnings: list[SanityWarning]
@@ -50,12 +53,19 @@ class Comparison:
     rows: list[Row]
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Measurement:
         return self.rows[0].facts.about
 
     @property
     def title(self) -> str:
-        return f"{self.about['data']['name']}, {self.about['split']} split, suite {self.about['suite']}"
+        about = self.about
+        title = f"{about.data['name']}, {about.data['split']} split, suite {about.suite}"
+        return f"{title}; of earlier weights" if self.stale else title
+
+    @property
+    def stale(self) -> bool:
+        """Are these facts of weights that the run's model no longer has?"""
+        return self.rows[0].run.is_stale(self.rows[0].facts)
 
     @property
     def n(self) -> int:
@@ -67,7 +77,7 @@ class Comparison:
 
     @property
     def chance(self) -> float:
-        return 1 / len(self.about["classes"])
+        return 1 / len(self.about.classes)
 
     def stages(self) -> dict[str, list[tuple[str, list[Estimate]]]]:
         """By probe: the members of its ensemble, and every row's accuracy after each."""
@@ -89,7 +99,7 @@ class Comparison:
 
     def threat(self, label: str) -> str:
         """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack."""
-        return threat_text(self.about, label)
+        return threat_text(self.rows[0].facts, label)
 
     def measures(self) -> dict[str, list[Estimate]]:
         """What was measured besides accuracy: per name, one estimate a row."""
@@ -97,63 +107,70 @@ class Comparison:
         return {name: [each[name] for each in estimates] for name in estimates[0]}
 
 
-def read_subjects(folders: Iterable[str | Path]) -> list[Subject]:
+def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
     """Each run once. Runs whose folders have the same name are told apart by their paths."""
     runs = list({run.folder.resolve(): run for run in map(open_run, folders)}.values())
     if not runs:
         raise BastionError("report: no run was given; give one or more run directories")
+    for run in runs:
+        convert(run)
     names = [run.name for run in runs]
     return [
-        Subject(
+        ReportedRun(
             name=run.name if names.count(run.name) == 1 else str(run.folder),
             mark=mark,
-            run=run,
+            files=run,
             measurements=read_measurements(run),
             history=run.history(),
+            weights=_weights(run),
         )
         for mark, run in enumerate(runs)
     ]
 
 
-def compare(subjects: Sequence[Subject]) -> list[Comparison]:
+def _weights(run: Run) -> str | None:
+    card = run.model / "card.json"
+    return str(storage.read_json(card).get("weights")) if card.is_file() else None
+
+
+def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
     """Measurements of equal data, split, suite, probes and n together; most rows first, then most images."""
-    groups: dict[str, list[tuple[Subject, Facts]]] = {}
-    for subject in subjects:
-        for facts in subject.measurements:
-            groups.setdefault(_question(facts), []).append((subject, facts))
+    groups: dict[str, list[tuple[ReportedRun, Facts]]] = {}
+    for run in runs:
+        for facts in run.measurements:
+            groups.setdefault(_question(facts, stale=run.is_stale(facts)), []).append((run, facts))
     comparisons = [Comparison(_rows(group)) for group in groups.values()]
-    return sorted(comparisons, key=lambda each: (len(each.rows), each.n), reverse=True)
+    return sorted(comparisons, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
 
 
-def _question(facts: Facts) -> str:
-    keys = ("data", "split", "suite", "n", "described")
-    return storage.fingerprint({key: facts.about[key] for key in keys})
+def _question(facts: Facts, *, stale: bool) -> str:
+    about = facts.about
+    asked = [[case.label, case.kind, case.spec, case.at, case.n] for case in about.cases]
+    return storage.fingerprint([about.data, about.suite, about.n, asked, stale])
 
 
-def _rows(group: list[tuple[Subject, Facts]]) -> list[Row]:
+def _rows(group: list[tuple[ReportedRun, Facts]]) -> list[Row]:
     return [
         Row(
-            name=_row_name(subject, facts, [other for asked, other in group if asked is subject]),
-            subject=subject,
+            name=_row_name(run, facts, [other for asked, other in group if asked is run]),
+            run=run,
             facts=facts,
             accuracies=facts.accuracies(),
             warnings=facts.warnings(),
         )
-        for subject, facts in group
+        for run, facts in group
     ]
 
 
-def _row_name(subject: Subject, facts: Facts, asked: Sequence[Facts]) -> str:
-    """What was asked more often in one run is told apart by the model, the seed or the time."""
+def _row_name(run: ReportedRun, facts: Facts, asked: Sequence[Facts]) -> str:
+    """What was asked more often in one run is told apart by the model, the weights, the seed or the time."""
     if len(asked) == 1:
-        return subject.name
-    marks = [("model", ""), ("seed", "seed "), ("created", "")]
-    key, word = next((mark for mark in marks if len({each.about[mark[0]] for each in asked}) == len(asked)), marks[-1])
-    return f"{subject.name}, {word}{facts.about[key]}"
-
-
-def attacked(facts: Facts, label: str) -> bool:
-    return f"{label}/in_budget" in facts.columns
+        return run.name
+    marks = [("model", ""), ("weights", "weights "), ("seed", "seed "), ("created", "")]
+    differ = (mark for mark in marks if len({getattr(each.about, mark[0]) for each in asked}) == len(asked))
+    key, word = next(differ, marks[-1])
+    value = str(getattr(facts.about, key))
+    return f"{run.name}, {word}{value[:8] if key == 'weights' else value}"
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
@@ -162,7 +179,7 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     if first is None:
         return "No accuracy has been measured yet."
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
-    images = f"{first.n} images of {first.about['data']['name']} ({first.about['split']})"
+    images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
     return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"
 
 
@@ -174,24 +191,24 @@ def _doubt(comparison: Comparison) -> str:
 
 def _verdict(row: Row, *, spelled_out: bool) -> str:
     """`robust: 47.0 % right on clean images, 26.5 % under attack (ℓ2 ≤ 1)`, or short `standard: 55.0 % and 0.0 %`."""
-    clean = [label for label in row.accuracies if label != WORST and not attacked(row.facts, label)]
-    others = [label for label in row.accuracies if label != WORST and label not in clean[:1]]
-    worst = WORST if WORST in row.accuracies else others[0] if others else None
+    clean = [case.label for case in row.facts.with_role("clean") if case.label in row.accuracies]
+    others = [case for case in row.facts.about.cases if case.label in row.accuracies and case.label not in clean[:1]]
+    worst = [name for name, each in row.facts.about.aggregates.items() if each.kind == "worst"]
     parts = [(label, "right on clean images") for label in clean[:1]]
-    parts += [(label, _setting(row.facts, others)) for label in [worst] if label]
+    parts += [(label, _setting(others)) for label in (worst or [case.label for case in others])[:1]]
     numbers = [f"{percent(row.accuracies[label].value)}\u00a0%" for label, _ in parts]
     if not spelled_out:
         return f"{row.name}: {' and '.join(numbers)}"
     return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
 
 
-def _setting(facts: Facts, labels: list[str]) -> str:
+def _setting(cases: Sequence[MeasuredCase]) -> str:
     """What the worst case over these probes is the worst of."""
-    if not all(attacked(facts, label) for label in labels):
+    if not all(case.role == "attack" for case in cases):
         return "in the worst case"
-    if len(labels) > 1:
-        return f"under the worst of {len(labels)} attacks"
-    threat = threat_text(facts.about, labels[0])
+    if len(cases) > 1:
+        return f"under the worst of {len(cases)} attacks"
+    threat = cases[0].threat if cases else None
     return f"under attack ({threat})" if threat else "under attack"
 
 
@@ -208,14 +225,6 @@ def quantity(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "–"
 
 
-def threat_text(about: dict[str, Any], label: str) -> str:
-    threat = about.get("threats", {}).get(label)
-    return f"{_NORMS.get(threat['norm'], threat['norm'])} ≤ {eps_text(threat['eps'])}" if threat else ""
-
-
-def eps_text(eps: float) -> str:
-    """As people write it: `8/255`, unless it is a short decimal."""
-    levels = round(255 * eps, 2)
-    if eps != round(eps, 3) and abs(255 * eps - levels) < 1e-6:
-        return f"{levels:g}/255"
-    return f"{eps:.4g}"
+def threat_text(facts: Facts, label: str) -> str:
+    cases = [case for case in facts.about.cases if case.label == label and case.role == "attack" and case.threat]
+    return str(cases[0].threat) if cases else ""

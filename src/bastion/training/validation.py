@@ -11,7 +11,7 @@ from bastion.errors import BastionError
 from bastion.models import Classifier
 from bastion.models.classifier import in_mode
 from bastion.recipe import Recipe
-from bastion.registry import bind
+from bastion.settings import check_arguments
 from bastion.training.world import World
 from bastion.types import Objective, Split
 
@@ -55,7 +55,7 @@ def validate(
 def validation_threat(recipe: Recipe, objective: Objective) -> Threat:
     """The recipe's own, or the one that is trained against."""
     if recipe.validate_.threat is not None:
-        return Threat(**bind(Threat, recipe.validate_.threat, "validate.threat"))
+        return Threat(**check_arguments(Threat, recipe.validate_.threat, "validate.threat"))
     threat = getattr(objective, "threat", None)
     if not isinstance(threat, Threat):
         raise BastionError("validate.threat: missing; the objective has none of its own, so the attack needs one here")

@@ -32,7 +32,7 @@ from bastion.models import Classifier, checkpoint
 from bastion.probes import probes
 from bastion.probes.adversarial import Adversarial
 from bastion.probes.transfer import Transfer
-from bastion.recipe import Suite
+from bastion.suite import Suite
 from bastion.types import Batch, DataSet
 
 THREATS = [Threat("linf", 0.06), Threat("l2", 0.4), Threat("l1", 2.0)]

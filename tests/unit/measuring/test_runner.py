@@ -1,7 +1,8 @@
-"""The measuring loop: fixed blocks, stored once, judged in eval mode, read back with intervals."""
+"""The measuring loop: small batches, stored once, judged in eval mode, by any number of workers."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from tests.conftest import QUICK
 from torch import Tensor, nn
 
 from bastion import BastionError, storage
+from bastion.attacks.pgd import PGD
 from bastion.errors import Interrupted
-from bastion.measuring import runner
+from bastion.measuring.facts import read_measurements
 from bastion.measuring.runner import measure
-from bastion.measuring.store import ProbeStore, blocks, joined, read_measurements, read_pictures
+from bastion.measuring.worker import Worker
 from bastion.models import Classifier, checkpoint
-from bastion.recipe import Suite
+from bastion.probes.accuracy import Accuracy
 from bastion.run import open_run
+from bastion.suite import Suite
 from bastion.training.trainer import train
 from bastion.types import DataSet
 
@@ -32,7 +35,8 @@ SUITE = Suite.model_validate(
                 "threat": {"norm": "linf", "eps": 0.1},
                 "attack": {"name": "pgd", "steps": 3},
             },
-        }
+        },
+        "aggregates": {"worst case": {"worst": ["clean", "pgd"]}},
     }
 )
 
@@ -40,7 +44,7 @@ SUITE = Suite.model_validate(
 @pytest.fixture
 def ask(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> Any:
     def ask(**options: Any) -> Any:
-        settings = {"data": tiny_data, "suite": SUITE, "folder": tmp_path / "run", "block": 16, **options}
+        settings = {"data": tiny_data, "suite": SUITE, "folder": tmp_path / "run", "batch_size": 16, **options}
         return measure(settings.pop("model", tiny_model), **settings)
 
     return ask
@@ -66,40 +70,118 @@ def test_the_worst_case_is_taken_example_by_example(ask: Any) -> None:
     assert "n = 40" in facts.table()
 
 
-def test_a_suite_may_be_given_as_what_its_file_would_say(ask: Any) -> None:
-    probes = {"clean": "accuracy", "pgd": SUITE.probes["pgd"].plain()}
-    assert np.array_equal(ask(suite={"probes": probes}).correct("pgd"), ask().correct("pgd"))
-    assert {"clean", "pgd", "pgd-20"} <= set(ask(suite={"extends": "demo", "probes": probes}, limit=2).labels)
-    with pytest.raises(BastionError, match="suite: probe: unknown key; did you mean 'probes'"):
-        ask(suite={"probe": probes})
-    with pytest.raises(BastionError, match="probes.clean.name: unknown probe 'acuracy'; did you mean 'accuracy'"):
-        ask(suite={"probes": {"clean": "acuracy"}})
-
-
 def _files(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("facts-*")}
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
 
 
-def test_what_is_stored_is_not_measured_again(ask: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
+    """Labels and positions of the batches that were measured, and not read from the store."""
+    batches: list[tuple[str, list[int]]] = []
+    plain = Worker.__call__
+
+    def noted(self: Worker, task: Any) -> int:
+        batches.append((self.cases[task[0]].label, task[1]))
+        return plain(self, task)
+
+    monkeypatch.setattr(Worker, "__call__", noted)
+    return batches
+
+
+def test_what_is_stored_is_not_measured_again(ask: Any, tmp_path: Path, measured: list[Any]) -> None:
     ask(limit=32)
+    assert [label for label, _ in measured] == ["clean", "clean", "pgd", "pgd"]
     before = _files(tmp_path)
-    assert len(before) == 4  # two probes, two blocks
+    assert len(before) == 2  # one file for each probe
     ask(limit=32)
     assert _files(tmp_path) == before
+    measured.clear()
     ask(limit=40)
-    after = _files(tmp_path)
-    assert len(after) == 6
-    assert before.items() <= after.items()
+    assert measured == [("clean", list(range(32, 40))), ("pgd", list(range(32, 40)))]
+    assert len(_files(tmp_path)) == 2
 
 
-def test_another_model_seed_or_probe_is_measured_anew(ask: Any, tiny_model: Classifier, tmp_path: Path) -> None:
+def test_another_batch_size_goes_on_from_what_is_stored(ask: Any, measured: list[Any]) -> None:
+    ask(limit=16)
+    measured.clear()
+    facts = ask(limit=40, batch_size=10)
+    assert [positions for label, positions in measured if label == "clean"] == [
+        [16, 17, 18, 19],
+        list(range(20, 30)),
+        list(range(30, 40)),
+    ]
+    assert "note: the facts were measured with different batch size 10 and 16" in facts.table()
+
+
+def test_another_model_seed_or_probe_is_measured_anew(ask: Any, tiny_model: Classifier, measured: list[Any]) -> None:
     ask(limit=16)
     ask(limit=16, seed=1)
-    assert len(_files(tmp_path)) == 4
+    assert len(measured) == 4
+    ask(limit=16, suite=_with(steps=4))
+    assert len(measured) == 5  # clean accuracy is the same probe
     with torch.no_grad():
         tiny_model.network[0].weight.mul_(1.01)
     ask(limit=16)
-    assert len(_files(tmp_path)) == 6
+    assert len(measured) == 7
+
+
+def _with(**settings: Any) -> Suite:
+    probes = {label: dict(spec.plain()) for label, spec in SUITE.probes.items()}
+    probes["pgd"]["attack"] = {**probes["pgd"]["attack"], **settings}
+    return Suite.model_validate({"probes": probes})
+
+
+def test_defaults_and_other_names_of_an_attack_have_no_part_in_what_names_facts(ask: Any, measured: list[Any]) -> None:
+    ask(limit=16)
+    measured.clear()
+    ask(limit=16, suite=_with(restarts=1, loss="ce"))
+    assert measured == []
+
+
+def test_a_raised_version_is_measured_anew(ask: Any, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(limit=16)
+    measured.clear()
+    monkeypatch.setattr(Accuracy, "version", 2)
+    ask(limit=16)
+    assert measured == [("clean", list(range(16)))]
+    monkeypatch.setattr(PGD, "version", 2, raising=False)
+    ask(limit=16)
+    assert measured[1:] == [("pgd", list(range(16)))]
+
+
+def test_a_suite_may_be_changed(ask: Any) -> None:
+    content = {"probes": {label: spec.plain() for label, spec in SUITE.probes.items()}}
+    facts = ask(limit=8, suite=content, changes={"probes.pgd.threat.eps": 0.05})
+    assert facts.case("pgd").threat.eps == 0.05
+    with pytest.raises(BastionError, match="`changes` go with the name of a suite"):
+        ask(changes=["probes.pgd.threat.eps=0.05"])
+
+
+def test_a_curve_is_an_axis(ask: Any) -> None:
+    content = {"probes": {label: spec.plain() for label, spec in SUITE.probes.items()}}
+    content["axes"] = {"eps": {"set": "probes.pgd.threat.eps", "to": [0.0, 0.02, 0.1]}}
+    facts = ask(suite=content)
+    accuracies = [estimate.value for estimate in facts.accuracies().values()]
+    assert list(facts.accuracies()) == ["clean", "pgd eps=0", "pgd eps=0.02", "pgd eps=0.1"]
+    assert accuracies[0] == accuracies[1] >= accuracies[2] >= accuracies[3]
+
+
+def test_a_data_set_given_as_an_object_has_no_variants(ask: Any) -> None:
+    content = {"probes": {"clean": "accuracy"}, "axes": {"size": {"set": "data.size", "to": [8, 16]}}}
+    with pytest.raises(BastionError, match="the suite changes size, so the data set must be given by its name"):
+        ask(suite=content)
+
+
+def test_a_study_is_measured_stored_and_read_like_a_probe(
+    ask: Any, tiny_model: Classifier, measured: list[Any]
+) -> None:
+    content = {"probes": {"clean": "accuracy"}, "studies": {"cost": "complexity"}}
+    for _ in range(2):
+        facts = ask(suite=content, limit=16)
+        assert facts.studies()["cost"]["parameters"].tolist() == [sum(p.numel() for p in tiny_model.parameters())]
+        assert facts.studies()["cost"]["macs"].tolist() == [8 * 8 * 8 * 27 + 8 * 3]
+        assert "cost: parameters 267" in facts.table()
+    assert measured == [("clean", list(range(16))), ("cost", [0])]
 
 
 def test_the_model_is_judged_in_eval_mode_and_given_back_as_it_was(ask: Any, tiny_model: Classifier) -> None:
@@ -114,82 +196,87 @@ def test_the_model_is_judged_in_eval_mode_and_given_back_as_it_was(ask: Any, tin
 
 def test_pictures_are_kept_of_the_first_examples_only(ask: Any, tmp_path: Path, tiny_data: DataSet) -> None:
     facts = ask(keep=20)
-    pictures = read_pictures(open_run(tmp_path / "run"), facts, "pgd")
+    pictures = facts.pictures("pgd")
     assert pictures["adversarial"].shape == (20, 3, 8, 8)
     assert np.array_equal(pictures["clean"], tiny_data.test.batch(range(20)).x.numpy())
     assert np.abs(pictures["adversarial"] - pictures["clean"]).max() <= 0.1 + 1e-6
-    assert read_pictures(open_run(tmp_path / "run"), facts, "clean") == {}
+    assert facts.pictures("clean") == {}
 
 
 def test_measurements_are_read_back_oldest_first(ask: Any, tmp_path: Path) -> None:
     first, second = ask(limit=16), ask(limit=32)
     stored = read_measurements(open_run(tmp_path / "run"))
     assert sorted(facts.n for facts in stored) == [16, 32]
-    assert all(facts.about["threats"] == {"pgd": {"norm": "linf", "eps": 0.1}} for facts in stored)
+    assert all(str(facts.case("pgd").threat) == "ℓ∞ ≤ 0.1" for facts in stored)
+    assert stored[0].about.summary == stored[0].numbers()
     assert np.array_equal(first.correct("pgd"), second.correct("pgd")[:16])
 
 
 def test_another_batch_size_changes_only_rounding(ask: Any, tmp_path: Path) -> None:
-    facts, others = ask(), ask(batch=5, folder=tmp_path / "other")
+    facts, others = ask(), ask(batch_size=5, folder=tmp_path / "other")
     agree = [facts.correct(label) == others.correct(label) for label in ("clean", "pgd")]
     assert np.mean(agree) >= 0.995
 
 
 def test_an_interruption_keeps_what_is_done(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, calls = runner.Worker.__call__, []
+    work, calls = Worker.__call__, []
 
-    def interrupted(self: runner.Worker, task: Any) -> int:
+    def interrupted(self: Worker, task: Any) -> int:
         calls.append(task)
         if len(calls) == 2:
             signal.raise_signal(signal.SIGTERM)
         return work(self, task)
 
-    monkeypatch.setattr(runner.Worker, "__call__", interrupted)
-    with pytest.raises(Interrupted, match="2 of the 6 open blocks are stored: run the same command to go on") as stop:
+    monkeypatch.setattr(Worker, "__call__", interrupted)
+    with pytest.raises(Interrupted, match="2 of the 6 open batches are stored. Re-run the same command to re") as stop:
         ask()
     assert stop.value.signal == signal.SIGTERM
-    before = _files(tmp_path)
-    assert len(before) == 2
+    assert len(_files(tmp_path)) == 2
     facts = ask()
-    assert before.items() <= _files(tmp_path).items()
+    assert len(calls) == 6
     assert np.array_equal(facts.correct("pgd"), ask(folder=tmp_path / "whole").correct("pgd"))
 
 
-def test_facts_of_another_block_are_not_taken_for_those_of_this_one(ask: Any, tmp_path: Path) -> None:
-    ask(limit=32)
-    first, second = sorted(tmp_path.rglob("facts-*"))[:2]
-    assert first.parent == second.parent
-    second.write_bytes(first.read_bytes())
-    with pytest.raises(BastionError, match=r"facts-0000016-0000032.safetensors: facts of something else .* remove it"):
-        ask(limit=32)
-
-
-@pytest.mark.parametrize("change", [{"n": "many"}, {"block": 0}, {"probes": []}, {"probes": {"clean": 3}}])
-def test_a_damaged_measurement_says_which_file_to_remove(ask: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"n": "many"}, {"n": 0}, {"cases": {}}, {"cases": [{"label": "clean"}]}])
+def test_a_measurement_of_another_form_says_which_file_to_remove(
+    ask: Any, tmp_path: Path, change: dict[str, Any]
+) -> None:
     ask(limit=16)
     (path,) = (tmp_path / "run" / "measurements").glob("*.json")
     storage.write_json(path, storage.read_json(path) | change)
-    with pytest.raises(BastionError, match=rf"{path.name}: not a measurement; remove it"):
+    with pytest.raises(BastionError, match=rf"{path.name}: not a measurement .*; remove it"):
         read_measurements(open_run(tmp_path / "run"))
+
+
+def test_a_flipped_bit_of_a_measurement_is_found(ask: Any, tmp_path: Path) -> None:
+    facts = ask(limit=16)
+    (path,) = (tmp_path / "run" / "measurements").glob("*.json")
+    whole = path.read_bytes()
+    for position in range(0, 8 * len(whole), 97):
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(BastionError):
+            assert read_measurements(open_run(tmp_path / "run"))[0].about == facts.about  # white space
 
 
 def test_measuring_again_leaves_the_measurement_as_it_was(ask: Any, tmp_path: Path) -> None:
     ask(limit=16)
     (path,) = (tmp_path / "run" / "measurements").glob("*.json")
     storage.write_json(path, storage.read_json(path) | {"created": "before", "command": "another"})
-    assert ask(limit=16).about["created"] == "before"
+    assert ask(limit=16).about.created == "before"
     path.write_text("{")
     assert ask(limit=16).n == 16  # a damaged one is written anew
     storage.write_json(path, storage.read_json(path) | {"created": "before"})
-    next(tmp_path.rglob("facts-*")).unlink()
-    assert ask(limit=16).about["created"] != "before"  # and so is one whose facts are
+    next(tmp_path.rglob("*.safetensors")).unlink()
+    assert ask(limit=16).about.created != "before"  # and so is one whose facts are
 
 
-def test_a_damaged_block_says_which_file_to_remove(ask: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_of_facts_is_named(ask: Any, tmp_path: Path) -> None:
     ask()
-    damaged = sorted(tmp_path.rglob("facts-0000016-*"))[0]
+    damaged = sorted(tmp_path.rglob("*.safetensors"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-3])
-    with pytest.raises(BastionError, match="facts-0000016-0000032.safetensors: corrupt or truncated.*remove it"):
+    with pytest.raises(BastionError, match=f"{damaged.name}: corrupt or truncated.*remove it"):
         ask()
     damaged.unlink()
     ask()
@@ -236,28 +323,6 @@ def test_images_outside_the_box_are_refused(ask: Any, tiny_data: DataSet, monkey
         ask()
 
 
-def test_a_warning_that_a_block_does_not_mention_is_not_given_there() -> None:
-    index = np.arange(2)
-    parts = [{"index": index, "warning.rare": np.array([True, False])}, {"index": index + 2}]
-    for some in (parts, parts[::-1]):
-        assert joined(some)["warning.rare"].sum() == 1
-        assert len(joined(some)["warning.rare"]) == 4
-    with pytest.raises(KeyError):
-        joined([{"index": index, "distance": index}, {"index": index}])
-    assert joined([]) == {}
-
-
-def test_blocks_cover_everything_once() -> None:
-    assert blocks(10, 4) == [range(4), range(4, 8), range(8, 10)]
-    assert blocks(8, 4) == [range(4), range(4, 8)]
-
-
-def test_facts_are_never_there_without_their_pictures(tmp_path: Path) -> None:
-    ProbeStore(tmp_path).write(range(2), {"correct": np.array([True, False])}, {"x": np.zeros((2, 1, 1, 1))})
-    order = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    assert [path.name.split("-")[0] for path in order] == ["pictures", "facts"]
-
-
 class Shifted(nn.Module):
     """Two of these with equal weights are not equal models."""
 
@@ -274,21 +339,6 @@ def test_models_with_equal_weights_do_not_share_facts(ask: Any, tmp_path: Path) 
     assert not np.array_equal(first.columns["clean/prediction"], second.columns["clean/prediction"])
 
 
-class Named(Shifted):
-    """Its text tells where an object of its own lies in memory, which is another place for every copy."""
-
-    def extra_repr(self) -> str:
-        return object.__repr__(self)
-
-
-def test_a_model_is_the_same_wherever_it_lies_in_memory(ask: Any, tmp_path: Path) -> None:
-    first, second = Named(0), Named(0)
-    assert repr(first) != repr(second)
-    for model in (first, second):
-        ask(model=model, folder=tmp_path / "one", limit=16)
-    assert len(_files(tmp_path)) == 2  # the second asked nothing again
-
-
 def test_the_label_of_a_probe_has_no_part_in_its_facts(ask: Any, tmp_path: Path) -> None:
     suites = [Suite.model_validate({"probes": {label: "accuracy"}}) for label in ("a", "b")]
     first, second = (
@@ -297,17 +347,9 @@ def test_the_label_of_a_probe_has_no_part_in_its_facts(ask: Any, tmp_path: Path)
     assert np.array_equal(first.correct("a"), second.correct("b"))
 
 
-def test_equal_probes_of_a_suite_are_asked_once(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    plain = runner.Worker._ask
-
-    def noted(self: runner.Worker, label: str, positions: list[int]) -> dict[str, torch.Tensor]:
-        asked.append(label)
-        return plain(self, label, positions)
-
-    monkeypatch.setattr(runner.Worker, "_ask", noted)
+def test_equal_probes_of_a_suite_are_measured_once(ask: Any, measured: list[Any]) -> None:
     facts = ask(suite=Suite.model_validate({"probes": {"a": "accuracy", "b": "accuracy"}}))
-    assert len(asked) == 3  # blocks
+    assert [label for label, _ in measured] == ["a", "a", "a"]
     assert np.array_equal(facts.correct("a"), facts.correct("b"))
 
 
@@ -316,7 +358,7 @@ def test_a_trained_run_takes_no_facts_of_another_model(ask: Any, tmp_path: Path)
     other = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.5,) * 3, std=(0.5,) * 3)
     with pytest.raises(BastionError, match="is the run of another model"):
         measure(other, "cifar10-mini", SUITE, limit=4, folder=run.folder)
-    assert measure(run.folder, "cifar10-mini", SUITE, limit=4).about["model"] == "trained"
+    assert measure(run.folder, "cifar10-mini", SUITE, limit=4).about.model == "trained"
 
 
 @pytest.mark.parametrize(
@@ -331,7 +373,7 @@ def test_networks_that_give_no_logits_are_refused(ask: Any, network: nn.Module, 
         ask(model=network)
 
 
-@pytest.mark.parametrize("option", [{"block": 0}, {"batch": -1}, {"workers": 0}])
+@pytest.mark.parametrize("option", [{"batch_size": 0}, {"batch_size": -1}, {"workers": 0}])
 def test_sizes_below_one_are_refused(ask: Any, option: dict[str, int]) -> None:
     with pytest.raises(BastionError, match="must be a whole number of at least 1"):
         ask(**option)
@@ -350,52 +392,17 @@ def test_a_model_given_as_an_object_is_measured_by_processes_too(ask: Any, tmp_p
     assert np.array_equal(two.correct("pgd"), one.correct("pgd"))
 
 
-@pytest.mark.parametrize("label", ["worst case", "", " ", "pgd/warning.nan"])
-def test_what_tables_and_columns_need_is_no_label(label: str) -> None:
-    with pytest.raises(ValueError, match="take another label"):
-        Suite.model_validate({"probes": {label: "accuracy"}})
-
-
-def test_pictures_know_their_examples(ask: Any, tmp_path: Path, tiny_data: DataSet) -> None:
-    ask(limit=8, keep=4, block=8)
-    facts = ask(limit=16, keep=16, block=8)
-    pictures = read_pictures(open_run(tmp_path / "run"), facts, "pgd")
-    assert pictures["index"].tolist() == [0, 1, 2, 3, *range(8, 16)]
-    assert np.array_equal(pictures["clean"], tiny_data.test.batch(pictures["index"].tolist()).x.numpy())
-
-
-class Wrapped(nn.Module):
-    """Two networks with the same weights and text, and nearly the same answers."""
-
-    def __init__(self, network: nn.Module, *, scale: float = 1.0, levels: int = 0, straight: bool = False) -> None:
-        super().__init__()
-        self.network, self.scale, self.levels, self.straight = network, scale, levels, straight
-
-    def forward(self, x: Tensor) -> Tensor:
-        rounded = (self.levels * x).round() / self.levels if self.levels else x
-        return self.scale * self.network(x + (rounded - x).detach() if self.straight else rounded)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"levels": 16}, {"levels": 16, "straight": True}),  # only the way back differs
-        ({}, {"levels": 4000}),
-        ({}, {"scale": 1e5}),
-    ],
-)
-def test_models_that_differ_in_their_gradients_alone_do_not_share_facts(
-    ask: Any, tiny_model: Classifier, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
-) -> None:
-    for settings in (one, other, one):
-        ask(model=Wrapped(tiny_model, **settings), limit=8)
-    assert len(_files(tmp_path)) == 4  # two models, two probes
+def test_pictures_know_their_examples(ask: Any, tiny_data: DataSet) -> None:
+    ask(limit=8, keep=4, batch_size=8)
+    pictures = ask(limit=16, keep=16, batch_size=8).pictures("pgd")
+    assert pictures["position"].tolist() == [0, 1, 2, 3, *range(8, 16)]
+    assert np.array_equal(pictures["clean"], tiny_data.test.batch(pictures["position"].tolist()).x.numpy())
 
 
 def test_more_examples_than_there_are_is_no_number_to_measure(ask: Any) -> None:
     with pytest.raises(BastionError, match="limit: the test split of .* has 40 examples, got 41"):
         ask(limit=41)
-    for wrong in ({"limit": 1.5}, {"limit": True}, {"block": "8"}, {"seed": "a"}, {"seed": None}):
+    for wrong in ({"limit": 1.5}, {"limit": True}, {"batch_size": "8"}, {"seed": "a"}, {"seed": None}):
         with pytest.raises(BastionError, match=f"{next(iter(wrong))}: must be a whole number"):
             ask(**wrong)
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from bastion import BastionError, Threat
 from bastion.cli import warnings_in_yellow
 from bastion.measuring import sanity
+from bastion.measuring.facts import Facts, MeasuredCase, Measurement
 from bastion.measuring.runner import measure
 from bastion.measuring.sanity import CHECKS, warnings
-from bastion.measuring.store import Facts
 from bastion.models import Classifier
 from bastion.probes.sanity import Sanity, probabilities
-from bastion.recipe import Suite
+from bastion.run import Run, environment
+from bastion.suite import Suite
 from bastion.types import Batch, DataSet
 
 N = 40
@@ -279,14 +280,14 @@ def test_measured_checks_warn_and_are_no_accuracy(tiny_data: DataSet, tmp_path: 
     suite = Suite.model_validate(
         {"probes": {"clean": "accuracy", "sanity": {"name": "sanity", "threat": {"norm": "linf", "eps": 0.05}}}}
     )
-    facts = measure(Dropping(), tiny_data, suite, folder=tmp_path / "dropping", block=13)
+    facts = measure(Dropping(), tiny_data, suite, folder=tmp_path / "dropping", batch_size=13)
     assert list(facts.accuracies()) == ["clean"]
     assert facts.estimates() == {}
     assert [(each.code, each.label, each.count, each.n) for each in facts.warnings()] == [
         ("stochastic", "sanity", 40, 40)
     ]
     assert facts.table().splitlines()[-1].startswith("warning: stochastic (40 of 40 examples, probe sanity): The ")
-    healthy = measure(Colours(), tiny_data, suite, folder=tmp_path / "healthy", block=13)
+    healthy = measure(Colours(), tiny_data, suite, folder=tmp_path / "healthy", batch_size=13)
     assert healthy.warnings() == []
     assert healthy.table().splitlines()[-1] == "sanity checks: 12, no warning"
 
@@ -343,9 +344,21 @@ def test_the_page_on_warnings_says_what_the_warnings_say() -> None:
 
 
 def facts_with(**columns: Any) -> Facts:
-    about = {"probes": {"clean": "0", "sanity": "1"}, "n": 1000, "block": 1000, "model": "m", "data": {"name": "d"}}
     columns = {f"sanity/{sanity.COLUMN[1:]}{name}": value for name, value in columns.items()}
-    return Facts({**about, "split": "test", "suite": "s"}, {"clean/correct": column(0.5), **columns})
+    common: dict[str, Any] = {"kind": "probes", "store": "", "n": 1000, "spec": {}}
+    clean = MeasuredCase(label="clean", role="clean", columns=("correct",), **common)
+    checks = MeasuredCase(label="sanity", role="check", columns=tuple(columns), **common)
+    about = Measurement(
+        **environment(0),
+        model="m",
+        weights="",
+        data={"name": "d", "split": "test"},
+        classes=("a", "b"),
+        suite="s",
+        n=1000,
+        cases=(clean, checks),
+    )
+    return Facts(Run(Path()), about, {"clean/correct": column(0.5), **columns})
 
 
 def test_a_table_says_that_checks_were_made_only_if_they_were() -> None:

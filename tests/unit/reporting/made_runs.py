@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measuring.store import ProbeStore, blocks, write_measurement
+from bastion.measuring.facts import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement, write_measurement
+from bastion.measuring.store import FactStore
 from bastion.recipe import Recipe
 from bastion.run import Run, create_run, environment
 
@@ -16,7 +17,11 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 EPS = 8 / 255
 N, BLOCK = 200, 100
 KEEP = 16  # pictures, of the first examples
-PGD = "Adversarial(threat=Threat(norm='linf', eps=0.03137254901960784), attack=PGD(steps=20, rel_step=0.1))"
+SPECS: dict[str, dict[str, Any]] = {
+    "clean": {"name": "accuracy"},
+    "attack": {"name": "adversarial", "attack": {"name": "pgd", "rel_step": 0.1}},
+    "check": {"name": "sanity"},
+}
 
 Column = np.ndarray[Any, Any]
 MakeRun = Callable[..., Run]  # the fixture `make_run`
@@ -62,7 +67,7 @@ def measure_run(
     images: Column | None = None,
     classes: tuple[str, ...] = CLASSES,
     label: str = "pgd-20",
-    norm: str = "linf",
+    norm: str | None = "linf",
     identity: str = "",
     about: Mapping[str, Any] | None = None,
     symptoms: Mapping[str, float] | None = None,
@@ -78,9 +83,8 @@ def measure_run(
     alive, survived = spread < round(clean * n), spread < round(robust * n)
     fooled = alive & ~survived
     clean_pictures = smooth_pictures(channels) if images is None else images[:KEEP]
-    delta = np.where(alive[:KEEP, None, None, None], perturbations(channels), 0)
+    delta = np.where(alive[:KEEP, None, None, None], perturbations(channels), 0)[: len(clean_pictures)]
     pictures = {"clean": clean_pictures, "adversarial": np.clip(clean_pictures + delta, 0, 1).astype(np.float32)}
-    pictures["index"] = np.arange(len(clean_pictures))
     common = {"index": np.arange(n), "label": truth}
     facts = {
         "clean": {**common, "correct": alive, "prediction": np.where(alive, truth, mistaken)},
@@ -97,25 +101,41 @@ def measure_run(
         facts["sanity"] = common | {
             f"warning.{code}": np.arange(n) < round(share * n) for code, share in symptoms.items()
         }
-    stores = {name: ProbeStore.open(run, {"probe": name, "n": n, "of": identity}) for name in facts}
-    for block in blocks(n, BLOCK):
-        for name, columns in facts.items():
-            part = {key: column[block.start : block.stop] for key, column in columns.items()}
-            stores[name].write(block, part, pictures if name == label and block.start == 0 else {})
-    standard = {
+    cases = []
+    for name, columns in facts.items():
+        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}-{n}")
+        for start in range(0, n, BLOCK):
+            rows = range(start, min(start + BLOCK, n))
+            part = {key: column[rows.start : rows.stop] for key, column in columns.items()}
+            store.write(
+                rows, part, pictures if name == label and start == 0 and len(clean_pictures) else {}, {"device": "cpu"}
+            )
+        store.merge()
+        role = "clean" if name == "clean" else "attack" if name == label else "check"
+        cases.append(
+            MeasuredCase(
+                label=name,
+                kind="probes",
+                role=role,
+                store=store.name,
+                n=n,
+                spec=SPECS[role],
+                threat=MeasuredThreat(norm=norm, eps=EPS) if role == "attack" and norm else None,
+                columns=tuple(columns),
+            )
+        )
+    about = {
         **environment(3),
         "model": run.name,
-        "data": {"name": "cifar10-mini", "fingerprint": "f00d"},
-        "classes": list(classes),
-        "split": "test",
+        "weights": "5eed",
+        "data": {"name": "cifar10-mini", "fingerprint": "f00d", "split": "test"},
+        "classes": classes,
         "suite": "demo",
         "n": n,
-        "block": BLOCK,
-        "probes": {name: store.folder.name for name, store in stores.items()},
-        "described": {"clean": "Accuracy()", label: PGD},
-        "threats": {label: {"norm": norm, "eps": EPS}},
-    }
-    write_measurement(run, standard | dict(about or {}))
+        "cases": tuple(cases),
+        "aggregates": {"worst case": MeasuredAggregate(kind="worst", members={"clean": 1.0, label: 1.0})},
+    } | dict(about or {})
+    write_measurement(run, Measurement(**about))
 
 
 def smooth_pictures(channels: int, size: int = 32) -> Column:

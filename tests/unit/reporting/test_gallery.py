@@ -9,9 +9,9 @@ from made_runs import CLASSES, EPS, MakeRun
 from PIL import Image
 
 from bastion.errors import BastionError
-from bastion.measuring.store import Column, read_pictures
+from bastion.measuring.store import Column
 from bastion.reporting.gallery import choose, data_uri, galleries, rescaled, to_bytes
-from bastion.reporting.tables import read_subjects
+from bastion.reporting.tables import read_runs
 
 
 def decoded(source: str) -> Column:
@@ -49,10 +49,10 @@ def test_examples_that_were_right_come_first() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_gallery_shows_the_stored_pictures_and_predictions(make_run: MakeRun, channels: int) -> None:
-    (subject,) = read_subjects([make_run("robust", clean=0.47, robust=0.265, channels=channels).folder])
-    facts = subject.measurements[0]
-    (gallery,) = galleries(subject)
-    stored = read_pictures(subject.run, facts, "pgd-20")
+    (run,) = read_runs([make_run("robust", clean=0.47, robust=0.265, channels=channels).folder])
+    facts = run.measurements[0]
+    (gallery,) = galleries(run)
+    stored = facts.pictures("pgd-20")
     rows = np.flatnonzero(facts.columns["clean/correct"][:16])[:8]
     assert (gallery.label, gallery.threat, gallery.scale) == ("pgd-20", "ℓ∞ ≤ 8/255", "ε = 8/255")
     for row, example in zip(rows, gallery.examples, strict=False):
@@ -68,35 +68,35 @@ def test_a_gallery_shows_the_stored_pictures_and_predictions(make_run: MakeRun, 
 
 
 def test_a_clean_mistake_says_what_the_image_is(make_run: MakeRun) -> None:
-    (subject,) = read_subjects([make_run("poor", clean=0, robust=0).folder])
-    example = galleries(subject)[0].examples[0]
+    (run,) = read_runs([make_run("poor", clean=0, robust=0).folder])
+    example = galleries(run)[0].examples[0]
     assert example.clean.caption.endswith(f"(is {example.truth})")
     assert example.clean.verdict == "wrong"
     assert (decoded(example.perturbation) == 128).all()
 
 
-@pytest.mark.parametrize("change", [{"norm": "l2"}, {"about": {"threats": {}}}], ids=["l2", "unknown threat"])
+@pytest.mark.parametrize("change", [{"norm": "l2"}, {"norm": None}], ids=["l2", "unknown threat"])
 def test_without_a_bound_per_pixel_the_largest_change_is_the_scale(
     make_run: MakeRun, change: dict[str, object]
 ) -> None:
-    (subject,) = read_subjects([make_run("robust", clean=1, robust=0, **change).folder])
-    (gallery,) = galleries(subject)
+    (run,) = read_runs([make_run("robust", clean=1, robust=0, **change).folder])
+    (gallery,) = galleries(run)
     assert gallery.scale == "ε = 0.0314, the largest change of a pixel in these examples"
     levels = np.stack([decoded(example.perturbation) for example in gallery.examples])
     assert (levels.min(), levels.max()) == (0, 255)
 
 
 def test_a_mistake_outside_the_budget_is_said_not_to_count(make_run: MakeRun) -> None:
-    (subject,) = read_subjects([make_run("cheated", clean=1, robust=0).folder])
-    columns = subject.measurements[0].columns
+    (run,) = read_runs([make_run("cheated", clean=1, robust=0).folder])
+    columns = run.measurements[0].columns
     columns["pgd-20/in_budget"][:], columns["pgd-20/correct"][:] = False, True
     assert all(
         example.adversarial.caption.endswith("(outside the budget: does not count)")
-        for example in galleries(subject)[0].examples
+        for example in galleries(run)[0].examples
     )
 
 
 def test_measurements_that_share_a_probe_share_its_gallery(make_run: MakeRun) -> None:
-    (subject,) = read_subjects([make_run("robust", clean=0.5, robust=0.2).folder])
-    subject.measurements.append(subject.measurements[0])
-    assert len(galleries(subject)) == 1
+    (run,) = read_runs([make_run("robust", clean=0.5, robust=0.2).folder])
+    run.measurements.append(run.measurements[0])
+    assert len(galleries(run)) == 1

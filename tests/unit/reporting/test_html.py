@@ -6,13 +6,15 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import made_runs
 import numpy as np
 import pytest
 from made_runs import MakeRun, measure_run, train_run
 
 from bastion.errors import BastionError
+from bastion.measuring.facts import MeasuredCase, read_measurements, write_measurement
 from bastion.measuring.sanity import CHECKS
-from bastion.measuring.store import ProbeStore, read_measurements, write_measurement
+from bastion.measuring.store import FactStore
 from bastion.reporting import html
 from bastion.reporting.html import report
 from bastion.run import Run, create_run
@@ -101,12 +103,13 @@ def test_the_same_facts_give_the_same_bytes(runs: list[Run], tmp_path: Path) -> 
     assert page_of(runs, tmp_path / "one.html") == page_of(runs, tmp_path / "two.html")
 
 
-def test_text_of_the_data_is_never_markup(tmp_path: Path) -> None:
+def test_text_of_the_data_is_never_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train_run(tmp_path / EVIL.replace("/", "∕"), robust=0.2)
     run.log({"kind": "event", "step": 1, "message": EVIL})
     (run.folder / "recipe.yaml").write_text(f'about: "{EVIL}"\n')
     texts = {"command": EVIL, "suite": EVIL.replace("/", "∕"), "machine": {EVIL: EVIL}, "versions": {EVIL: EVIL}}
-    texts |= {"data": {"name": EVIL, "fingerprint": "1"}, "described": {"clean": EVIL, EVIL: EVIL}, "created": EVIL}
+    texts |= {"data": {"name": EVIL, "fingerprint": "1", "split": EVIL}, "created": EVIL}
+    monkeypatch.setitem(made_runs.SPECS, "attack", {"name": EVIL, EVIL: EVIL})
     measure_run(run, clean=0.5, robust=0.2, classes=(EVIL,) * 10, label=EVIL, about=texts)
     content = page_of([run], tmp_path / "report.html")
     assert "<script" not in content
@@ -118,7 +121,7 @@ def test_the_resolved_recipe_and_the_events_are_shown(runs: list[Run], tmp_path:
     text = Page(page_of(runs, tmp_path / "report.html")).text
     assert (runs[0].folder / "recipe.yaml").read_text() in text
     assert "resumed from checkpoint 240" in text
-    assert "attack=PGD(steps=20, rel_step=0.1)" in text
+    assert "{name: adversarial, attack: {name: pgd, rel_step: 0.1}}" in text
 
 
 def test_a_run_that_was_only_trained_says_what_is_missing(tmp_path: Path) -> None:
@@ -131,9 +134,7 @@ def test_a_run_that_was_only_trained_says_what_is_missing(tmp_path: Path) -> Non
 
 def test_a_run_that_was_only_measured_says_what_is_missing(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
-    measure_run(run, clean=0.5, robust=0.2)
-    for pictures in run.facts.rglob("pictures-*"):
-        pictures.unlink()
+    measure_run(run, clean=0.5, robust=0.2, images=np.zeros((0, 3, 32, 32), np.float32))
     text = Page(page_of([run], tmp_path / "report.html")).text
     assert "No training log: run." in text
     assert "No pictures of attacks are stored." in text
@@ -145,11 +146,13 @@ def test_a_suite_without_accuracies_shows_its_values(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     measure_run(run, clean=0.5, robust=0.2)
     (facts,) = read_measurements(run)
-    store = ProbeStore.open(run, {"probe": "sigma"})
-    for block in facts.blocks:
-        store.write(block, {"largest": np.full(len(block), 2.5, np.float32)}, {})
-    only = {"suite": "analysis", "probes": {"sigma": store.folder.name}, "described": {"sigma": "Sigma()"}}
-    write_measurement(run, facts.about | only)
+    store = FactStore(run.facts / "identity" / "sigma")
+    store.write(range(200), {"largest": np.full(200, 2.5, np.float32)}, {}, {})
+    sigma = MeasuredCase(
+        label="sigma", kind="probes", role="analysis", store=store.name, n=200, spec={}, columns=("largest",)
+    )
+    only = {"suite": "analysis", "cases": (sigma,), "aggregates": {}}
+    write_measurement(run, facts.about.model_copy(update=only))
     page = Page(page_of([run], tmp_path / "report.html"))
     assert "suite analysis" in page.text
     assert "No probe of this suite says what is right and wrong" in page.text
@@ -188,8 +191,8 @@ def test_a_suite_of_sanity_checks_alone_shows_its_warnings(tmp_path: Path) -> No
     run = create_run(tmp_path / "run", seed=0)
     measure_run(run, clean=0.5, robust=0.2, symptoms={"stochastic": 1})
     (facts,) = read_measurements(run)
-    only = {"suite": "checks", "probes": {"sanity": facts.about["probes"]["sanity"]}, "described": {}}
-    write_measurement(run, facts.about | only)
+    only = {"suite": "checks", "cases": (facts.case("sanity"),), "aggregates": {}}
+    write_measurement(run, facts.about.model_copy(update=only))
     assert Page(page_of([run], tmp_path / "report.html")).text.count("run: 1 warning about these numbers") == 2
 
 

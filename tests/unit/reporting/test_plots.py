@@ -8,7 +8,7 @@ import pytest
 from made_runs import MakeRun, train_run
 
 from bastion.reporting import plots
-from bastion.reporting.tables import Comparison, compare, read_subjects
+from bastion.reporting.tables import Comparison, compare, read_runs
 from bastion.run import create_run
 
 
@@ -17,7 +17,7 @@ def comparison_of(make_run: MakeRun, **changes: str) -> Comparison:
         make_run("robust", clean=0.47, robust=0.265, **changes),
         make_run("standard", clean=0.55, robust=0, **changes),
     ]
-    return compare(read_subjects(run.folder for run in runs))[0]
+    return compare(read_runs(run.folder for run in runs))[0]
 
 
 def drawn_at(svg: str, mark: int) -> list[float]:
@@ -58,7 +58,7 @@ def test_any_label_can_be_drawn(make_run: MakeRun, label: str) -> None:
 
 def test_training_panels_hold_what_was_logged(tmp_path: Path) -> None:
     robust, standard = (train_run(tmp_path / name, robust=value) for name, value in (("robust", 0.2), ("standard", 0)))
-    loss, clean, attacked = plots.training_panels(read_subjects([robust.folder, standard.folder]))
+    loss, clean, attacked = plots.training_panels(read_runs([robust.folder, standard.folder]))
     assert "training loss" in loss
     assert len(drawn_at(clean, 0)) == len(drawn_at(clean, 1)) == 12  # validations
     assert len(drawn_at(attacked, 0)) == 12
@@ -66,15 +66,15 @@ def test_training_panels_hold_what_was_logged(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_log_has_no_panels(tmp_path: Path) -> None:
-    assert plots.training_panels(read_subjects([create_run(tmp_path / "run", seed=0).folder])) == []
+    assert plots.training_panels(read_runs([create_run(tmp_path / "run", seed=0).folder])) == []
 
 
 def test_losses_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     for step, loss in enumerate([2.0, float("nan"), float("inf"), 1.0]):
         run.log({"kind": "step", "step": step, "epoch": step / 4, "loss": loss})
-    (subject,) = read_subjects([run.folder])
-    (curve,) = plots.curves([subject], "loss", None, 1)
+    (run,) = read_runs([run.folder])
+    (curve,) = plots.curves([run], "loss", None, 1)
     assert (curve.epochs.tolist(), curve.values.tolist()) == ([0, 0.75], [2.0, 1.0])
 
 

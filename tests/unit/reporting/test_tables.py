@@ -4,13 +4,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import made_runs
 import pytest
-from made_runs import EPS, PGD, MakeRun, measure_run, train_run
+from made_runs import EPS, MakeRun, measure_run, train_run
 
+from bastion import storage
 from bastion.errors import BastionError
+from bastion.measuring.facts import Columns, Facts
 from bastion.measuring.intervals import wilson
-from bastion.measuring.store import Facts
-from bastion.reporting.tables import compare, eps_text, interval, percent, quantity, read_subjects, summary
+from bastion.reporting.tables import compare, interval, percent, quantity, read_runs, summary
 from bastion.run import create_run
 
 
@@ -22,16 +24,9 @@ def test_numbers_read_as_people_write_them() -> None:
     assert quantity(float("nan")) == "–"
 
 
-@pytest.mark.parametrize(
-    ("eps", "text"), [(8 / 255, "8/255"), (0.5 / 255, "0.5/255"), (0.3, "0.3"), (128 / 255, "128/255"), (0.5, "0.5")]
-)
-def test_eps_reads_as_people_write_it(eps: float, text: str) -> None:
-    assert eps_text(eps) == text
-
-
 def test_runs_asked_the_same_share_a_table(make_run: MakeRun) -> None:
     runs = [make_run("robust", clean=0.47, robust=0.265), make_run("standard", clean=0.55, robust=0)]
-    (comparison,) = compare(read_subjects(run.folder for run in runs))
+    (comparison,) = compare(read_runs(run.folder for run in runs))
     assert [row.name for row in comparison.rows] == ["robust", "standard"]
     assert comparison.columns == ["clean", "pgd-20", "worst case"]
     assert comparison.threat("pgd-20") == "ℓ∞ ≤ 8/255"
@@ -43,27 +38,45 @@ def test_runs_asked_the_same_share_a_table(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"data": {"name": "cifar10-mini", "fingerprint": "beef"}},
-        {"split": "val"},
+        {"data": {"name": "cifar10-mini", "fingerprint": "beef", "split": "test"}},
+        {"data": {"name": "cifar10-mini", "fingerprint": "f00d", "split": "val"}},
         {"suite": "other"},
-        {"described": {"clean": "Accuracy()", "pgd-20": PGD.replace("steps=20", "steps=1")}},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=["data", "split", "suite"],
 )
 def test_runs_asked_differently_are_not_compared(make_run: MakeRun, change: dict[str, object]) -> None:
     runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.5, robust=0.2, about=change)]
-    assert [len(each.rows) for each in compare(read_subjects(run.folder for run in runs))] == [1, 1]
+    assert [len(each.rows) for each in compare(read_runs(run.folder for run in runs))] == [1, 1]
+
+
+def test_runs_asked_by_other_probes_are_not_compared(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_run("a", clean=0.5, robust=0.2)
+    monkeypatch.setitem(made_runs.SPECS, "attack", {"name": "adversarial", "attack": {"name": "pgd", "steps": 1}})
+    other = make_run("b", clean=0.5, robust=0.2)
+    assert [len(each.rows) for each in compare(read_runs([one.folder, other.folder]))] == [1, 1]
+
+
+def test_facts_of_earlier_weights_stand_apart_and_are_marked(make_run: MakeRun) -> None:
+    run = make_run("robust", clean=0.5, robust=0.2)
+    storage.write_json(run.model / "card.json", {"weights": "5eed"})
+    assert [each.stale for each in compare(read_runs([run.folder]))] == [False]
+    measure_run(run, clean=0.6, robust=0.3, about={"weights": "beef"}, identity="later")
+    storage.write_json(run.model / "card.json", {"weights": "beef"})
+    new, old = compare(read_runs([run.folder]))
+    assert (new.stale, old.stale) == (False, True)
+    assert old.title == "cifar10-mini, test split, suite demo; of earlier weights"
+    assert (new.rows[0].accuracies["clean"].value, old.rows[0].accuracies["clean"].value) == (0.6, 0.5)
 
 
 def test_different_n_is_not_compared_and_more_images_come_first(make_run: MakeRun) -> None:
     runs = [make_run("few", clean=0.5, robust=0.2, n=100), make_run("many", clean=0.5, robust=0.2)]
-    assert [each.n for each in compare(read_subjects(run.folder for run in runs))] == [200, 100]
+    assert [each.n for each in compare(read_runs(run.folder for run in runs))] == [200, 100]
 
 
 def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2, about={"created": "2026-01-01"})
     measure_run(run, clean=0.5, robust=0.2, about={"created": "2026-01-02"}, identity="other weights")
-    (comparison,) = compare(read_subjects([run.folder]))
+    (comparison,) = compare(read_runs([run.folder]))
     assert [row.name for row in comparison.rows] == ["robust, 2026-01-01", "robust, 2026-01-02"]
 
 
@@ -73,23 +86,23 @@ def test_a_run_asked_twice_is_told_apart_by_what_differs(
 ) -> None:
     run = make_run("robust", clean=0.5, robust=0.2, about={"model": "a"})
     measure_run(run, clean=0.5, robust=0.2, about={"model": "a"} | about, identity="other")
-    (comparison,) = compare(read_subjects([run.folder]))
+    (comparison,) = compare(read_runs([run.folder]))
     assert sorted(row.name for row in comparison.rows) == [f"robust, {mark}" for mark in marks]
 
 
 def test_a_run_given_twice_is_read_once(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
-    assert len(read_subjects([run.folder, f"{tmp_path}/../{tmp_path.name}/run"])) == 1
+    assert len(read_runs([run.folder, f"{tmp_path}/../{tmp_path.name}/run"])) == 1
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     folders = [create_run(tmp_path / parent / "run", seed=0).folder for parent in ("a", "b")]
-    assert [subject.name for subject in read_subjects(folders)] == [str(folder) for folder in folders]
+    assert [run.name for run in read_runs(folders)] == [str(folder) for folder in folders]
 
 
 def test_the_summary_is_made_from_the_facts(make_run: MakeRun) -> None:
     runs = [make_run("robust", clean=0.47, robust=0.265), make_run("standard", clean=0.55, robust=0)]
-    said = summary(compare(read_subjects(run.folder for run in runs))).replace("\u00a0", " ")
+    said = summary(compare(read_runs(run.folder for run in runs))).replace("\u00a0", " ")
     assert said == (
         "robust: 47.0 % right on clean images, 26.5 % under attack (ℓ∞ ≤ 8/255); standard: 55.0 % and 0.0 %. "
         "Measured on 200 images of cifar10-mini (test)."
@@ -97,22 +110,22 @@ def test_the_summary_is_made_from_the_facts(make_run: MakeRun) -> None:
 
 
 def test_the_summary_tells_how_many_attacks_the_worst_case_is_the_worst_of(make_run: MakeRun) -> None:
-    (subject,) = read_subjects([make_run("robust", clean=0.47, robust=0.265).folder])
-    (facts,) = subject.measurements
-    columns = {name.replace("pgd-20", "other"): column for name, column in facts.columns.items() if "pgd-20" in name}
-    about = facts.about | {"probes": facts.about["probes"] | {"other": "0"}}
-    twice = replace(subject, measurements=[Facts(about, facts.columns | columns)])
+    (run,) = read_runs([make_run("robust", clean=0.47, robust=0.265).folder])
+    (facts,) = run.measurements
+    cases = (*facts.about.cases, facts.case("pgd-20").model_copy(update={"label": "other"}))
+    about = facts.about.model_copy(update={"cases": cases})
+    twice = replace(run, measurements=[Facts(run.files, about, Columns(run.files, cases))])
     assert "26.5\u00a0% under the worst of 2 attacks." in summary(compare([twice]))
 
 
 def test_the_summary_says_so_if_nothing_was_measured(tmp_path: Path) -> None:
     run = train_run(tmp_path / "run", robust=0)
-    assert summary(compare(read_subjects([run.folder]))) == "No accuracy has been measured yet."
+    assert summary(compare(read_runs([run.folder]))) == "No accuracy has been measured yet."
 
 
 def test_other_values_carry_the_n_they_are_made_of(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.47, robust=0.265)
-    measures = compare(read_subjects([run.folder]))[0].measures()
+    measures = compare(read_runs([run.folder]))[0].measures()
     (distance,) = measures["pgd-20/distance"]
     assert distance.n == 94 - 53  # only the fooled have one
     assert distance.value == pytest.approx(EPS)
@@ -121,13 +134,13 @@ def test_other_values_carry_the_n_they_are_made_of(make_run: MakeRun) -> None:
 
 def test_no_run_and_no_run_directory_are_errors(tmp_path: Path) -> None:
     with pytest.raises(BastionError, match="no run was given"):
-        read_subjects([])
+        read_runs([])
     with pytest.raises(BastionError, match="not a run directory"):
-        read_subjects([tmp_path])
+        read_runs([tmp_path])
 
 
 def test_damaged_facts_are_an_error_that_names_the_file(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2)
     shutil.rmtree(run.facts)
-    with pytest.raises(BastionError, match=r"facts-0000000-0000100.safetensors: no such file"):
-        read_subjects([run.folder])
+    with pytest.raises(BastionError, match=r"0-200: 200 of 200 facts are missing; measure again"):
+        compare(read_runs([run.folder]))

@@ -10,6 +10,7 @@ from torch import nn
 from bastion.attacks import Attack, Threat
 from bastion.attacks.losses import divergence
 from bastion.attacks.pgd import PGD
+from bastion.settings import SettingsError
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.types import Example, Losses
@@ -32,7 +33,9 @@ class Trades(Attacked):
         super().__post_init__()
         loss = getattr(self.attack, "loss", "kl")  # a user's own may have no such setting
         if loss != "kl":
-            raise ValueError(f"objective.attack.loss: TRADES attacks the divergence that it minimises: kl, got {loss}")
+            raise SettingsError(
+                "trades", ("attack", "loss"), f"must be kl, the divergence that is minimised, got {loss}"
+            )
         if self.beta < 0:
             raise ValueError(f"beta must not be negative, got {self.beta}")
 

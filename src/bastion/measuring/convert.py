@@ -1,0 +1,104 @@
+"""Measurements of bastion 0.1.0, which had one folder per probe and one file per block, in today's form. No torch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.measuring.facts import (
+    CORRECT,
+    MeasuredAggregate,
+    MeasuredCase,
+    MeasuredThreat,
+    Measurement,
+    write_measurement,
+)
+from bastion.measuring.store import Column, FactStore
+from bastion.progress import console
+from bastion.run import Run
+from bastion.suite import Role
+
+
+def convert(run: Run) -> None:
+    """Once, and said in a line. They can be read and reported; measuring again makes facts of its own."""
+    old = {path: about for path in sorted(run.measurements.glob("*.json")) if (about := _old(path))}
+    folders: set[Path] = set()
+    for path, about in old.items():
+        try:
+            write_measurement(run, _converted(run, about))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BastionError(f"{path}: not a measurement ({error}); remove it and measure again") from error
+        folders |= {run.facts / folder for folder in about["probes"].values()}
+        path.unlink()
+    for folder in folders:
+        shutil.rmtree(folder)
+    if old:
+        console.print(f"{run.folder}: converted from an earlier version: {len(old)} of its measurements", markup=False)
+
+
+def _old(path: Path) -> dict[str, Any] | None:
+    """A damaged one is not old: whoever reads it will tell."""
+    with suppress(BastionError):
+        about = storage.read_json(path)
+        return about if "probes" in about else None
+    return None
+
+
+def _converted(run: Run, about: Mapping[str, Any]) -> Measurement:
+    stores = {label: _move(run, folder, about) for label, folder in about["probes"].items()}
+    cases = [_case(label, store, about) for label, store in stores.items()]
+    right = [case.label for case in cases if CORRECT in case.columns]
+    worst = {"worst case": MeasuredAggregate(kind="worst", members=dict.fromkeys(right, 1.0))}
+    kept = ("created", "command", "seed", "versions", "machine", "model", "weights", "classes", "suite", "n")
+    return Measurement(
+        **{key: about[key] for key in kept},
+        data={**about["data"], "split": about["split"]},
+        cases=tuple(cases),
+        aggregates=worst if len(right) > 1 else {},
+    )
+
+
+def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
+    """All blocks of a probe in one store."""
+    store = FactStore(run.facts / f"before-{about['weights'][:8]}" / folder)
+    origin = {"versions": about["versions"], "device": about["device"], "batch_size": about["batch"]}
+    for path in sorted((run.facts / folder).glob("facts-*.safetensors")):
+        facts, _ = storage.read_arrays(path)
+        start = int(path.stem.split("-")[1])
+        pictures = _pictures(path.with_name(path.name.replace("facts", "pictures")))
+        store.write(range(start, start + len(facts["index"])), facts, pictures, origin)
+    store.merge()
+    return store
+
+
+def _pictures(path: Path) -> dict[str, Column]:
+    return {
+        name: rows for name, rows in (storage.read_arrays(path)[0] if path.is_file() else {}).items() if name != "index"
+    }
+
+
+def _case(label: str, store: FactStore, about: Mapping[str, Any]) -> MeasuredCase:
+    columns = store.columns()
+    threat = about.get("threats", {}).get(label)
+    return MeasuredCase(
+        label=label,
+        kind="probes",
+        role=_role(columns),
+        store=store.name,
+        n=about["n"],
+        spec={"was": about["described"][label]},
+        threat=MeasuredThreat(**threat) if threat else None,
+        members=tuple(about.get("members", {}).get(label, ())),
+        columns=tuple(columns),
+    )
+
+
+def _role(columns: list[str]) -> Role:
+    if "in_budget" in columns or "distance" in columns:
+        return "attack"
+    return "clean" if CORRECT in columns else "check"

@@ -1,0 +1,292 @@
+"""A measured suite, read back: which facts it is made of, and what they amount to. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.measuring import sanity
+from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.store import Column, FactStore
+from bastion.run import Run
+from bastion.suite import Role, written
+
+CORRECT = "correct"  # the fact that accuracies are made of
+NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasuredThreat(_Part):
+    norm: str
+    eps: float
+
+    def __str__(self) -> str:
+        return f"{NORMS.get(self.norm, self.norm)} ≤ {written(self.eps)}"
+
+
+class MeasuredCase(_Part):
+    """A probe on one variant of the data, or a study."""
+
+    label: str
+    kind: str
+    role: Role
+    store: str  # its folder in `facts/`
+    n: int = Field(ge=1)  # examples; parts of a study
+    spec: dict[str, Any]
+    at: dict[str, Any] = {}  # the values of the suite's axes
+    threat: MeasuredThreat | None = None
+    members: tuple[str, ...] = ()  # of an ensemble of attacks
+    columns: tuple[str, ...]
+    meanings: dict[str, str] = {}
+
+
+class MeasuredAggregate(_Part):
+    kind: str  # worst, mean or errors
+    members: dict[str, float]  # labels of cases and their weights
+
+
+class Measurement(_Part):
+    """What `measurements/*.json` says."""
+
+    created: str
+    command: str
+    seed: int
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    model: str
+    weights: str
+    data: dict[str, str]  # name, fingerprint and split
+    classes: tuple[str, ...]
+    suite: str
+    n: int = Field(ge=1)
+    cases: tuple[MeasuredCase, ...]
+    aggregates: dict[str, MeasuredAggregate] = {}
+    origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
+    summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
+
+
+class Columns(Mapping[str, Column]):
+    """`"pgd-20/correct"` -> (n,). A column is read when it is asked for."""
+
+    def __init__(self, run: Run, cases: tuple[MeasuredCase, ...]) -> None:
+        self._run = run
+        self._cases = {f"{case.label}/{name}": (case, name) for case in cases for name in case.columns}
+        self._read: dict[str, Column] = {}
+
+    def __getitem__(self, key: str) -> Column:
+        if key not in self._read:
+            case, name = self._cases[key]
+            self._read[key] = FactStore(self._run.facts / case.store).read([name], case.n)[name]
+        return self._read[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cases)
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One measurement. `columns` has one row per example."""
+
+    run: Run
+    about: Measurement
+    columns: Mapping[str, Column] = field(repr=False)
+
+    @property
+    def labels(self) -> list[str]:
+        return [case.label for case in self.about.cases]
+
+    @property
+    def n(self) -> int:
+        return self.about.n
+
+    def case(self, label: str) -> MeasuredCase:
+        for case in self.about.cases:
+            if case.label == label:
+                return case
+        raise BastionError(f"no probe '{label}' in this measurement; it has {', '.join(self.labels)}")
+
+    def with_role(self, *roles: Role) -> list[MeasuredCase]:
+        return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
+
+    def correct(self, label: str) -> Column:
+        """(n,) bool: right under this probe."""
+        return self.columns[f"{label}/{CORRECT}"]
+
+    def accuracies(self) -> dict[str, Estimate]:
+        """Of every probe that says what is right, and the aggregates that are accuracies."""
+        labels = [label for label in self.labels if f"{label}/{CORRECT}" in self.columns]
+        result = {label: estimate(self.correct(label)) for label in labels}
+        shared = [name for name, each in self.about.aggregates.items() if each.kind != "errors"]
+        return result | {name: self.aggregate(name) for name in shared}
+
+    def errors(self) -> dict[str, Estimate]:
+        """The aggregates that are sums of error rates, such as mCE."""
+        return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if each.kind == "errors"}
+
+    def aggregate(self, name: str) -> Estimate:
+        """Made example by example, so that its interval knows that all probes saw the same examples."""
+        chosen = self.about.aggregates[name]
+        columns = {label: self.correct(label) for label in chosen.members}
+        if chosen.kind == "worst":
+            return estimate(np.logical_and.reduce(list(columns.values())))
+        if chosen.kind == "mean":
+            return estimate(np.mean(list(columns.values()), axis=0))
+        return estimate(np.sum([chosen.members[label] * ~column for label, column in columns.items()], axis=0))
+
+    def numbers(self) -> dict[str, Estimate]:
+        return self.accuracies() | self.errors()
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Every other column of yes and no or of real numbers; sanity checks and studies aside."""
+        labels = {case.label for case in self.about.cases if case.kind == "probes"}
+        columns = {
+            name: self.columns[name]
+            for name in self.columns
+            if name.rpartition("/")[0] in labels and not name.endswith(f"/{CORRECT}") and not sanity.is_check(name)
+        }
+        return {name: estimate(column) for name, column in columns.items() if column.dtype.kind in "bf"}
+
+    def studies(self) -> dict[str, dict[str, Column]]:
+        """By label and name, each with the study's parts along its first axis."""
+        return {
+            case.label: {name: self.columns[f"{case.label}/{name}"] for name in case.columns}
+            for case in self.about.cases
+            if case.kind == "studies"
+        }
+
+    def stages(self, label: str) -> dict[str, Estimate]:
+        """Of a probe whose attack is an ensemble: accuracy after each of its members."""
+        members = self.case(label).members
+        if not members or not {f"{label}/fooled_by", f"{label}/{CORRECT}"} <= self.columns.keys():
+            return {}
+        by = self.columns[f"{label}/fooled_by"]
+        right = self.correct(label) | (by >= 0)  # before the first of them
+        return {
+            f"{number + 1}. {name}": estimate(right & ~((by >= 0) & (by <= number)))
+            for number, name in enumerate(members)
+        }
+
+    def pictures(self, label: str) -> dict[str, Column]:
+        """Kept of the first examples: `position`, and whatever the probe shows."""
+        case = self.case(label)
+        return FactStore(self.run.facts / case.store).pictures(case.n)
+
+    @property
+    def checks(self) -> int:
+        """How many sanity checks were made."""
+        return sum(map(sanity.is_check, self.columns))
+
+    def warnings(self) -> list[sanity.SanityWarning]:
+        """Why the accuracies should not be trusted, as far as the sanity checks can tell."""
+        return sanity.warnings({name: self.columns[name] for name in self.columns if sanity.is_check(name)})
+
+    def table(self) -> str:
+        """Accuracy with its 95 % interval, per probe and aggregate, and the warnings, as text."""
+        lines: list[tuple[str, Estimate]] = []
+        for label, accuracy in self.accuracies().items():
+            lines.append((label, accuracy))
+            if label in self.labels:
+                lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
+        texts = {label: _percentages(each) for label, each in lines}
+        texts |= {label: _percentages(each) for label, each in self.errors().items()}
+        texts |= self._distances() | self._scalars()
+        width = max([16, *map(len, texts)])
+        about = self.about
+        head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
+        rows = [f"{label:<{width}} {text}" for label, text in texts.items()]
+        return "\n".join([head, *rows, *self._remarks()])
+
+    def _distances(self) -> dict[str, str]:
+        """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
+        told = {}
+        for label in self.labels:
+            if f"{label}/distance" in self.columns and f"{label}/{CORRECT}" not in self.columns:
+                distance = self.columns[f"{label}/distance"]
+                rest = int(np.isinf(distance).sum())
+                told[label] = f"median distance {np.median(distance):.4g}, {rest} not fooled   n = {len(distance)}"
+        return told
+
+    def _scalars(self) -> dict[str, str]:
+        """Of studies that are one number."""
+        return {
+            f"{label}: {name}": f"{values.item():,.7g}"
+            for label, columns in self.studies().items()
+            for name, values in columns.items()
+            if values.size == 1
+        }
+
+    def _remarks(self) -> list[str]:
+        mixed = [f"note: {text}" for text in [mixture(self.about)] if text]
+        if self.checks and not self.warnings():
+            return [f"sanity checks: {self.checks}, no warning", *mixed]
+        return [*map(str, self.warnings()), *mixed]
+
+
+def _percentages(e: Estimate) -> str:
+    return f"{100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
+
+
+def mixture(about: Measurement) -> str:
+    """In what the origins of the facts differ, if they do: `measured with torch 2.12.0 and 2.13.0`."""
+    flat = [{**origin, **origin.get("versions", {})} for origin in about.origins]
+    keys = [key for key in (flat[0] if flat else {}) if key != "versions"]
+    said = []
+    for key in keys:
+        values = sorted({str(origin.get(key)) for origin in flat})
+        if len(values) > 1:
+            said.append(f"{key.replace('_', ' ')} {' and '.join(values)}")
+    return f"the facts were measured with different {', '.join(said)}" if said else ""
+
+
+def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Facts:
+    """Store it. If nothing was measured anew, one that says the same stays as it is, with its date."""
+    stores = {case.label: [case.store, case.n] for case in about.cases}
+    path = run.measurements / f"{about.suite}-{storage.fingerprint([stores, about.n], digits=8)}.json"
+    stored = None if anew else _stored(path)
+    if stored and stored.model_copy(update={"summary": {}}) == about.model_copy(update=_passing(stored)):
+        return Facts(run, stored, Columns(run, stored.cases))
+    facts = Facts(run, about, Columns(run, about.cases))
+    about = about.model_copy(update={"summary": facts.numbers()})
+    storage.write_json(path, about.model_dump(mode="json"))
+    return Facts(run, about, facts.columns)
+
+
+def _passing(stored: Measurement) -> dict[str, Any]:
+    return {"created": stored.created, "command": stored.command, "machine": stored.machine, "summary": {}}
+
+
+def _stored(path: Path) -> Measurement | None:
+    try:
+        return _read(path)
+    except BastionError:  # not there, or damaged
+        return None
+
+
+def _read(path: Path) -> Measurement:
+    try:
+        return Measurement.model_validate(storage.read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"]))
+        raise BastionError(
+            f"{path}: not a measurement ({what}: {first['msg'].lower()}); remove it and measure again"
+        ) from error
+
+
+def read_measurements(run: Run) -> list[Facts]:
+    """All finished measurements of a run, oldest first."""
+    stored = [_read(path) for path in sorted(run.measurements.glob("*.json"))]
+    return [Facts(run, about, Columns(run, about.cases)) for about in sorted(stored, key=lambda each: each.created)]

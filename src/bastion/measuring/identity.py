@@ -1,0 +1,187 @@
+"""Which model and data facts are of. A model is recognised, not hashed: its weights and what its modules are must be
+the same, and its answers to images of the data must agree but for rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import itertools
+import pickle
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bastion import rng, storage
+from bastion.attacks.asking import logits_of
+from bastion.attacks.losses import input_gradient
+from bastion.attacks.victim import frozen
+from bastion.models import checkpoint
+from bastion.models.classifier import in_mode
+from bastion.run import Run
+from bastion.types import DataSet
+
+IMAGES = 4  # of the data, whose logits and gradients are compared
+LOGITS = 2e-3  # of the largest: other machines, versions and batch sizes round otherwise
+SLOPES = 0.05  # of their length: a ReLU whose input is nearly zero may be open on one machine and shut on another
+FILE = "identity.json"
+
+# What nn.Module keeps of its own; parameters and buffers are in the weights, modules are described one by one.
+_OWN = set(vars(nn.Module()))
+_HOOKS = {name for name in _OWN if name.endswith("_hooks")}
+_INSTALLED = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Of a model on a split of a data set."""
+
+    weights: str
+    data: dict[str, str]  # name, fingerprint and split
+    modules: dict[str, dict[str, Any]]  # by their path: class and attributes
+    logits: list[list[float]]
+    slopes: list[list[float]]
+
+    def matches(self, other: Identity) -> bool:
+        return (
+            self.weights == other.weights
+            and self.data == other.data
+            and _same_modules(self.modules, other.modules)
+            and _close(self.logits, other.logits, LOGITS)
+            and _close(self.slopes, other.slopes, SLOPES)
+        )
+
+    def folder(self, run: Run) -> Path:
+        """Where a run keeps the facts of this model and data; made if there is none."""
+        for path in sorted(run.facts.glob(f"*/{FILE}")):
+            if self.matches(Identity(**storage.read_json(path))):
+                return path.parent
+        name = storage.fingerprint([self.weights, self.data, self.modules])
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        folder = next(run.facts / each for each in names if not (run.facts / each).exists())
+        storage.write_json(folder / FILE, dataclasses.asdict(self))
+        return folder
+
+
+def read_identity(folder: Path) -> Identity:
+    return Identity(**storage.read_json(folder / FILE))
+
+
+def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
+    logits, slopes = _answers(model, getattr(data, split).batch(range(min(IMAGES, len(getattr(data, split))))).x)
+    return Identity(
+        weights=checkpoint.digest(model),
+        data={"name": data.name, "fingerprint": data.fingerprint, "split": split},
+        modules={name: _describe_module(module) for name, module in model.named_modules()},
+        logits=logits.tolist(),
+        slopes=slopes.tolist(),
+    )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums are added in one order, whatever machine this is."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _answers(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, K), and the slope of the largest logit along four fixed directions, (B, 4)."""
+    x = images.to(device_of(model)).requires_grad_()
+    with torch.enable_grad(), in_mode(model, training=False), rng.preserved(), one_thread(), frozen(model):
+        rng.reseed("identity")
+        logits = logits_of(model, x)
+        try:
+            gradient = input_gradient(logits.amax(1), x)
+        except RuntimeError:  # a model that cannot be differentiated can still be measured
+            gradient = torch.zeros_like(x)
+    directions = rng.signs(0, torch.arange(4), "identity", images.shape[1:]).flatten(1).double()
+    return logits.detach().cpu().double(), gradient.flatten(1).cpu().double() @ directions.T
+
+
+def _close(ours: list[list[float]], theirs: list[list[float]], tolerance: float) -> bool:
+    a, b = np.array(ours), np.array(theirs)
+    if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return False
+    a, b = np.nan_to_num(a, posinf=0, neginf=0), np.nan_to_num(b, posinf=0, neginf=0)
+    return bool(np.abs(a - b).max(initial=0) <= tolerance * np.abs(a).max(initial=0))
+
+
+def _same_modules(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return ours.keys() == theirs.keys() and all(_same_module(ours[name], theirs[name]) for name in ours)
+
+
+def _same_module(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """An attribute that one of them lacks is a difference, but not where an upgrade of a library may have added it."""
+    names = ours.keys() | theirs.keys()
+    if "text" not in names:
+        names = ours.keys() & theirs.keys() | (names & {"class", *_HOOKS})
+    return all(ours.get(name) == theirs.get(name) for name in names)
+
+
+def _describe_module(module: nn.Module) -> dict[str, Any]:
+    """Its class, the text of the class unless it is of an installed package, and what it holds besides weights."""
+    state = {name: value for name, value in vars(module).items() if name not in _OWN}
+    hooks = {name: list(vars(module)[name].values()) for name in _HOOKS if vars(module).get(name)}
+    return {**_describe_code(type(module)), **{name: _plain(value) for name, value in {**state, **hooks}.items()}}
+
+
+def _describe_code(kind: Any) -> dict[str, str]:
+    code = {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file and (kind.__module__.startswith("bastion.") or str(Path(file).resolve()).startswith(_INSTALLED)):
+        return code
+    try:
+        text = inspect.getsource(kind)
+    except (OSError, TypeError):  # typed into a console
+        text = ""
+    return {**code, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def _plain(value: Any, depth: int = 4) -> Any:
+    """Anything a module may hold as something that JSON can hold, and that differs if the value does."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, nn.Module):
+        return {"module": type(value).__qualname__}
+    if isinstance(value, Tensor):
+        return {"tensor": checkpoint.digest_tensors({"": value})}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        return [_plain(each, depth - 1) for each in (sorted(value, key=repr) if isinstance(value, set) else value)]
+    if isinstance(value, Mapping) and depth:
+        return {str(key): _plain(each, depth - 1) for key, each in value.items()}
+    if isinstance(value, functools.partial) and depth:
+        return [_plain(part, depth - 1) for part in (value.func, value.args, value.keywords)]
+    if isinstance(value, types.MethodType):
+        return _plain(value.__func__, depth)
+    if isinstance(value, types.FunctionType) and depth:
+        held = [_plain(cell.cell_contents, depth - 1) for cell in value.__closure__ or ()]
+        return {**_describe_code(value), "holds": held}
+    if isinstance(value, type):
+        return _describe_code(value)
+    return {"is": type(value).__qualname__, "pickle": _pickled(value)}
+
+
+def _pickled(value: Any) -> str:
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
+    except Exception:  # whatever an object does when it is pickled
+        return ""

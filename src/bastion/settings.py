@@ -1,0 +1,257 @@
+"""Settings of attacks, objectives, probes, models and data sets: pydantic checks every value, in Python and YAML alike.
+
+    @settings
+    class PGD:
+        steps: Annotated[int, Ge(0)] = 20
+
+    PGD(steps="20")     # BastionError: pgd.steps: expected a whole number, got '20'
+
+A number is a number: no text and no yes or no is read as one, and neither are NaN and infinity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Required,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    overload,
+)
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
+
+from bastion.errors import BastionError, did_you_mean
+
+T = TypeVar("T")
+CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+# The kinds of numbers that settings are most often made of.
+Count = Annotated[int, Ge(0)]
+AtLeastOne = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Gt(0), Le(1)]  # a part of something, not nothing
+Probability = Annotated[float, Ge(0), Le(1)]
+Smoothing = Annotated[float, Ge(0), Lt(1)]
+
+
+class SettingsError(BastionError, ValueError):
+    """One setting is wrong: which one, and why. A ValueError too, so that pydantic adds where it stands."""
+
+    def __init__(self, where: str, keys: Iterable[str | int], message: str) -> None:
+        self.keys, self.message = tuple(map(str, keys)), message
+        super().__init__(f"{'.'.join([where, *self.keys])}: {message}")
+
+    def under(self, where: str) -> SettingsError:
+        """The same mistake in another place."""
+        return SettingsError(where, self.keys, self.message)
+
+
+@overload
+def settings(cls: type[T], /) -> type[T]: ...
+
+
+@overload
+def settings(*, kw_only: bool = True, frozen: bool = True, eq: bool = True) -> Callable[[type[T]], type[T]]: ...
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, Field))
+def settings(cls: type[T] | None = None, /, **options: bool) -> Any:
+    """A frozen dataclass with keyword-only fields, each of which is checked. Its repr is its record."""
+    if cls is None:
+        return lambda cls: _checked(cls, **options)
+    return _checked(cls, **options)
+
+
+def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: bool = True) -> type[T]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in inspect.get_annotations(cls):
+        if get_origin(hints[name]) is not ClassVar and hints[name] is not ClassVar:
+            cls.__annotations__[name] = strict(hints[name])
+    made: Any = dataclass(config=CONFIG, kw_only=kw_only, frozen=frozen, eq=eq)(cls)
+    plain = made.__init__
+    names = [] if kw_only else list(inspect.signature(made).parameters)  # so that mistakes are told by name
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        named = dict(zip(names, args, strict=False))
+        try:
+            plain(self, *args[len(named) :], **named, **kwargs)
+        except ValidationError as error:
+            raise explain(error, cls.__name__.lower(), TypeAdapter(made).json_schema) from error
+
+    made.__init__ = init
+    checked: type[T] = made
+    return checked
+
+
+def strict(hint: Any) -> Any:
+    """The type with numbers, yes and no taken for what they are, wherever in it they stand."""
+    if hint is int:
+        return Annotated[int, BeforeValidator(_whole)]
+    if hint is float:
+        return Annotated[float, BeforeValidator(_number)]
+    if hint is bool:
+        return Annotated[bool, BeforeValidator(_yes_or_no)]
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        kind = strict(inner[0])
+        # The bounds first, so that they are of the number and stand in the schema as such.
+        checks = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+        return Annotated[(inner[0] if checks else kind, *inner[1:], *checks)]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(strict, inner))]  # noqa: UP007
+    if origin is tuple:
+        return tuple[tuple(each if each is ... else strict(each) for each in inner)]  # type: ignore[misc]
+    return hint
+
+
+def _whole(value: Any) -> int:
+    exact = isinstance(value, float) and value.is_integer()  # YAML's 5e3
+    if isinstance(value, bool) or not (exact or isinstance(value, int | np.integer)):
+        raise ValueError("expected a whole number")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ValueError("expected a number")
+    if not math.isfinite(value):
+        raise ValueError("expected a number")
+    return float(value)
+
+
+def _yes_or_no(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def check_arguments(
+    factory: Callable[..., Any],
+    values: Mapping[str, Any],
+    where: str,
+    given: Iterable[str] = (),
+    others: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Keyword arguments for a function or class, each of the annotated type; nested plug-ins are built.
+
+    `given` are arguments that `values` may not have; `others` are keys that are known elsewhere.
+    """
+    form = _form(_unbound(factory), frozenset(given))
+    try:
+        checked: dict[str, Any] = form.validate_python(dict(values))
+        return checked
+    except ValidationError as error:
+        raise explain(error, where, form.json_schema, others) from error
+
+
+def arguments_schema(factory: Callable[..., Any]) -> dict[str, Any]:
+    """JSON schema of the keyword arguments."""
+    return _form(_unbound(factory), frozenset()).json_schema()
+
+
+def _unbound(factory: Callable[..., Any]) -> Callable[..., Any]:
+    return factory.func if isinstance(factory, functools.partial) else factory
+
+
+@functools.cache
+def _form(factory: Callable[..., Any], given: frozenset[str]) -> TypeAdapter[Any]:
+    """What checks the arguments."""
+    hints = typing.get_type_hints(_annotated(factory), include_extras=True)
+    fields: dict[str, Any] = {}
+    config = CONFIG
+    for name, each in inspect.signature(factory).parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            config = CONFIG | {"extra": "allow"}
+        elif each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and name not in given:
+            hint = strict(hints.get(name, Any))
+            if each.default is each.empty:
+                fields[name] = Required[hint]
+            else:
+                fields[name] = Annotated[hint, Field(json_schema_extra=_default(each.default))]
+    form = TypedDict("Arguments", fields, total=False)  # type: ignore[misc]
+    cast(Any, form).__pydantic_config__ = config
+    return TypeAdapter(form)
+
+
+def _annotated(factory: Callable[..., Any]) -> Any:
+    if not inspect.isclass(factory):
+        return factory
+    return factory if hasattr(factory, "__dataclass_fields__") else factory.__init__
+
+
+def _default(value: Any) -> dict[str, Any]:
+    plain = isinstance(value, str | int | float | bool | list | None) or value == ()
+    return {"default": list(value) if value == () else value} if plain else {}
+
+
+def explain(
+    error: ValidationError, where: str, schema: Callable[[], Mapping[str, Any]], others: Iterable[str] = ()
+) -> SettingsError:
+    """The first mistake. A key may be missing because it was written wrongly, so unknown keys come first."""
+    unknown = ("extra_forbidden", "unexpected_keyword_argument")
+    mistakes = error.errors()
+    first = next((each for each in mistakes if each["type"] in unknown), mistakes[0])
+    keys = [str(part) for part in first["loc"] if not _is_inner(part)]
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, SettingsError):
+        return SettingsError(where, [*keys, *inner.keys], inner.message)
+    if first["type"] in unknown:
+        known = {*_keys_at(schema(), keys[:-1]), *(others if len(keys) == 1 else ())}
+        message = f"unknown key{did_you_mean(keys[-1], known)}"
+    elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        message = "missing; it has no default"
+    elif first["type"] == "literal_error":
+        words = [word.strip(" '") for word in first["ctx"]["expected"].replace(" or ", ",").split(",")]
+        message = f"unknown {keys[-1]} {first['input']!r}{did_you_mean(first['input'], words)}"
+    else:
+        message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        message = message[:1].lower() + message[1:] + (f", got {first['input']!r}" if keys else "")
+    return SettingsError(where, keys, message)
+
+
+def _keys_at(schema: Mapping[str, Any], path: Iterable[str]) -> set[str]:
+    """The keys that a JSON schema has at the end of a path."""
+
+    def options(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        if "$ref" in part:
+            part = schema.get("$defs", {}).get(part["$ref"].rpartition("/")[2], {})
+        yield part
+        for inner in (*part.get("anyOf", ()), *part.get("oneOf", ()), *part.get("allOf", ())):
+            yield from options(inner)
+
+    found = list(options(schema))
+    for key in path:
+        below = [
+            part["items"] if key.isdigit() and "items" in part else part.get("properties", {}).get(key)
+            for part in found
+        ]
+        found = [option for part in below if part for option in options(part)]
+    return {key for part in found for key in part.get("properties", {})}
+
+
+def _is_inner(part: str | int) -> bool:
+    """A step into a type, not into the settings: which member of a union was tried, which validator ran."""
+    return isinstance(part, str) and (part.startswith(("function-", "literal[", "tuple[")) or part in _TYPES)
+
+
+_TYPES = {"int", "float", "bool", "str", "none", "nullable"}

@@ -1,0 +1,180 @@
+"""Suites: what is measured, as YAML. Probes and studies by label, the values they take, and how they are summed up.
+
+    axes:
+      eps: {set: [probes.pgd.threat.eps], to: [2/255, 4/255, 8/255]}   # three variants of the probe `pgd`
+    probes:
+      clean: accuracy
+      pgd: {name: adversarial, threat: {norm: linf}, attack: pgd}
+    aggregates:
+      worst case: {worst: [clean, pgd]}                                # right under all of them
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from bastion.recipe import Section, Spec, load_yaml
+from bastion.recipe_files import Changes, merge, nested, parse_changes
+
+Kind = Literal["probes", "studies"]
+Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
+
+
+def _listed(value: Any) -> Any:
+    """One or several."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+class Axis(Section):
+    """A setting that takes several values: each of them, with each of the other axes' values, makes a variant."""
+
+    set: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]  # data.KEY or probes.LABEL.KEY
+    to: Annotated[tuple[Any, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _paths(self) -> Axis:
+        for path in self.set:
+            first, *rest = path.split(".")
+            if first not in ("data", *get_args(Kind)) or not all(rest) or len(rest) < (1 if first == "data" else 2):
+                raise ValueError(f"set: expected data.KEY, probes.LABEL.KEY or studies.LABEL.KEY, got '{path}'")
+        return self
+
+    def reaches(self, kind: Kind, label: str) -> list[str]:
+        """Those of its paths that change what this probe or study does."""
+        return [path for path in self.set if path.startswith(("data.", f"{kind}.{label}."))]
+
+
+class Aggregate(Section):
+    """One number made of several probes, example by example. A probe's label stands for all its variants."""
+
+    worst: tuple[str, ...] = ()  # right under every one of these
+    mean: tuple[str, ...] = ()  # the mean of these accuracies
+    errors: dict[str, float] = Field(default_factory=dict)  # a weighted sum of error rates, as mCE is
+
+    @model_validator(mode="after")
+    def _one(self) -> Aggregate:
+        if sum(map(bool, (self.worst, self.mean, self.errors))) != 1:
+            raise ValueError("expected one of worst, mean and errors")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return "worst" if self.worst else "mean" if self.mean else "errors"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A probe or a study with all its settings, on one variant of the data."""
+
+    label: str
+    base: str  # the label in the suite, without the values of the axes
+    kind: Kind
+    spec: dict[str, Any]
+    role: Role | None = None  # None: the probe's own
+    data: dict[str, Any] = field(default_factory=dict)  # changes to the data set's settings
+    at: dict[str, Any] = field(default_factory=dict)  # the axes' values
+
+
+class Suite(Section):
+    about: str = ""
+    axes: dict[str, Axis] = Field(default_factory=dict)
+    data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on
+    probes: dict[str, Spec] = Field(default_factory=dict)
+    studies: dict[str, Spec] = Field(default_factory=dict)
+    aggregates: dict[str, Aggregate] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _labels(self) -> Suite:
+        labels = [*self.probes, *self.studies, *self.aggregates]
+        if not (self.probes or self.studies):
+            raise ValueError("probes: a suite needs at least one probe or study")
+        for label in labels:
+            if not label.strip() or "/" in label or labels.count(label) > 1:
+                raise ValueError(f"'{label}': a label names one row of a table and has no '/'; choose another one")
+        for name, axis in self.axes.items():
+            if name in Suite.model_fields or not any(axis.reaches(kind, label) for kind, label in self._members()):
+                raise ValueError(f"axes.{name}: no probe or study has what it sets: {', '.join(axis.set)}")
+        return self
+
+    @model_validator(mode="after")
+    def _known(self) -> Suite:
+        for name in self.aggregates:
+            self.members(name)
+        return self
+
+    def cases(self) -> list[Case]:
+        """Every probe and study on every variant, in the order of the suite."""
+        return [case for kind, label in self._members() for case in self._variants(kind, label)]
+
+    def members(self, aggregate: str) -> dict[str, float]:
+        """The labels of the cases that an aggregate is made of, with their weights."""
+        chosen = self.aggregates[aggregate]
+        names = chosen.errors or dict.fromkeys(chosen.worst or chosen.mean, 1.0)
+        found = {case.label: names[name] for name in names for case in self.cases() if _names(name, case)}
+        for name in names:
+            if not any(_names(name, case) for case in self.cases()):
+                raise ValueError(f"aggregates.{aggregate}: no probe '{name}' in this suite")
+        return found
+
+    def resolved(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def _members(self) -> Iterator[tuple[Kind, str]]:
+        yield from (("probes", label) for label in self.probes)
+        yield from (("studies", label) for label in self.studies)
+
+    def _variants(self, kind: Kind, label: str) -> Iterator[Case]:
+        axes = {name: paths for name, axis in self.axes.items() if (paths := axis.reaches(kind, label))}
+        plain = {"data": self.data, kind: {label: getattr(self, kind)[label].plain()}}
+        for values in itertools.product(*(self.axes[name].to for name in axes)):
+            content = plain
+            for (_, paths), value in zip(axes.items(), values, strict=True):
+                for path in paths:
+                    content = merge(content, nested(path, value))
+            at = dict(zip(axes, values, strict=True))
+            said = [f"{name}={written(value)}" for name, value in at.items() if len(self.axes[name].to) > 1]
+            spec = dict(content[kind][label])
+            role = spec.pop("role", None)
+            if role not in (None, *get_args(Role)):
+                raise ValueError(f"{kind}.{label}.role: expected one of {', '.join(get_args(Role))}, got {role!r}")
+            yield Case(" ".join([label, *said]), label, kind, spec, role, content["data"], at)
+
+
+def _names(name: str, case: Case) -> bool:
+    pattern = re.escape(name).replace(r"\*", ".*")
+    return name == case.base or re.fullmatch(pattern, case.label) is not None
+
+
+def written(value: Any) -> str:
+    """As people write it: `8/255`, unless it is a short decimal."""
+    if not isinstance(value, float):
+        return str(value)
+    levels = round(255 * value, 2)
+    if value != round(value, 3) and abs(255 * value - levels) < 1e-6:
+        return f"{levels:g}/255"
+    return f"{value:.4g}"
+
+
+def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
+    """A suite by its shipped name (`demo`) or file, or what such a file would say.
+
+    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis.
+    """
+    wanted = parse_changes(changes, Suite)
+
+    def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
+        axes = content.get("axes") or {}
+        to_axes = {key: {"to": value} for key, value in wanted.items() if key in axes}
+        rest = {key: value for key, value in wanted.items() if key not in axes}
+        return merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
+
+    return load_yaml(Suite, "suite", name, on_top)

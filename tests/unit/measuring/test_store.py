@@ -1,0 +1,133 @@
+"""Facts on disk: whole, few files, any order, any number of writers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from bastion import BastionError
+from bastion.measuring import store as module
+from bastion.measuring.store import FactStore
+
+HERE = {"device": "cpu"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FactStore:
+    return FactStore(tmp_path / "identity" / "case")
+
+
+def write(store: FactStore, positions: range, origin: Any = HERE, pictures: int = 0, **more: Any) -> None:
+    values = np.array(positions)
+    shown = {"clean": np.zeros((pictures, 3, 2, 2)) + values[:pictures, None, None, None]} if pictures else {}
+    store.write(positions, {"value": values * 10, **more}, shown, origin)
+
+
+def test_columns_come_back_in_order_however_they_were_written(store: FactStore) -> None:
+    for positions in (range(8, 12), range(4), range(4, 8)):
+        write(store, positions)
+    assert store.read(["value"], 12)["value"].tolist() == [10 * i for i in range(12)]
+    assert store.read(["value"], 5)["value"].tolist() == [0, 10, 20, 30, 40]
+    assert store.missing(range(15)) == [12, 13, 14]
+    assert store.columns() == ["value"]
+
+
+def test_merging_changes_nothing_but_the_number_of_files(store: FactStore) -> None:
+    for start in range(0, 40, 4):
+        write(store, range(start, start + 4), pictures=4 if start < 8 else 0, origin={"device": f"gpu {start // 20}"})
+    before, pictures, origins = store.read(["value"], 40), store.pictures(40), store.origins(40)
+    store.merge()
+    assert len(list(store.folder.iterdir())) == 1
+    assert np.array_equal(store.read(["value"], 40)["value"], before["value"])
+    assert origins == store.origins(40) == [{"device": "gpu 0"}, {"device": "gpu 1"}]
+    assert store.origins(20) == [{"device": "gpu 0"}]
+    assert pictures["position"].tolist() == store.pictures(40)["position"].tolist() == list(range(8))
+    assert np.array_equal(store.pictures(40)["clean"][:, 0, 0, 0], np.arange(8))
+    store.merge()
+    assert len(list(store.folder.iterdir())) == 1
+
+
+def test_a_merged_file_has_a_bounded_number_of_examples(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MERGED", 8)
+    for start in range(0, 24, 4):
+        write(store, range(start, start + 4))
+    store.merge()
+    assert len(list(store.folder.iterdir())) == 3
+
+
+def test_two_mergers_at_once_lose_nothing(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one merges, and the others write, after the first one has read and before it writes."""
+    write(store, range(4))
+    write(store, range(4, 8))
+    plain = FactStore._write
+
+    def meanwhile(self: FactStore, *content: Any) -> Path:
+        monkeypatch.setattr(FactStore, "_write", plain)
+        write(store, range(8, 12))
+        store.merge()
+        return plain(self, *content)
+
+    monkeypatch.setattr(FactStore, "_write", meanwhile)
+    store.merge()
+    assert store.read(["value"], 12)["value"].tolist() == [10 * i for i in range(12)]
+    store.merge()
+    assert len(list(store.folder.iterdir())) == 1
+
+
+def test_the_same_facts_are_the_same_bytes_in_whatever_order_they_came(tmp_path: Path) -> None:
+    orders = [(range(4), range(4, 8)), (range(4, 8), range(4))]
+    stores = [FactStore(tmp_path / str(number) / "identity" / "case") for number in range(2)]
+    for store, order in zip(stores, orders, strict=True):
+        for positions in order:
+            write(store, positions)
+        store.merge()
+    assert len({path.read_bytes() for path in tmp_path.rglob("*.safetensors")}) == 1
+
+
+def test_a_warning_that_a_file_does_not_mention_is_not_given_there(store: FactStore) -> None:
+    write(store, range(2), **{"warning.rare": np.array([True, False])})
+    write(store, range(2, 4))
+    for _ in range(2):
+        assert store.read(["warning.rare"], 4)["warning.rare"].tolist() == [True, False, False, False]
+        store.merge()
+
+
+def test_what_is_missing_is_told(store: FactStore) -> None:
+    with pytest.raises(BastionError, match="case: 3 of 3 facts are missing; measure again"):
+        store.read(["value"], 3)
+    write(store, range(2))
+    with pytest.raises(BastionError, match="case: 1 of 3 facts are missing; measure again"):
+        store.read(["value"], 3)
+    with pytest.raises(BastionError, match="has no facts 'other'; remove it and measure again"):
+        store.read(["other"], 2)
+
+
+def test_facts_of_another_case_are_recognised(store: FactStore) -> None:
+    write(store, range(2))
+    other = FactStore(store.folder.parent / "other")
+    other.folder.mkdir()
+    (path,) = store.folder.iterdir()
+    (other.folder / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(BastionError, match="holds facts of another measurement; remove it"):
+        other.read(["value"], 2)
+
+
+def test_a_damaged_file_is_named(store: FactStore) -> None:
+    write(store, range(2))
+    (path,) = store.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(BastionError, match=f"{path.name}: corrupt or truncated.*remove it"):
+        store.read(["value"], 2)
+
+
+def test_files_are_plain_safetensors(store: FactStore) -> None:
+    write(store, range(2))
+    (path,) = store.folder.iterdir()
+    assert safetensors.numpy.load_file(path)["value"].tolist() == [0, 10]
+    with safetensors.safe_open(path, framework="numpy") as file:
+        assert json.loads(file.metadata()["origins"]) == [HERE]

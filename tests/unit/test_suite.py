@@ -1,0 +1,112 @@
+"""Suites: what they say, what their axes make of them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bastion import BastionError
+from bastion.recipe_files import shipped
+from bastion.suite import Suite, load_suite, written
+
+PGD = {"name": "adversarial", "threat": {"norm": "linf"}, "attack": "pgd"}
+CURVE: dict[str, Any] = {
+    "axes": {
+        "eps": {"set": "probes.pgd.threat.eps", "to": [2 / 255, 8 / 255]},
+        "size": {"set": ["data.size"], "to": [32, 64]},
+    },
+    "probes": {"clean": "accuracy", "pgd": PGD},
+    "studies": {"cost": "complexity"},
+    "aggregates": {
+        "worst case": {"worst": ["clean", "pgd"]},
+        "mean pgd": {"mean": ["pgd eps=8/255*"]},
+        "score": {"errors": {"clean": 0.5, "pgd eps=2/255 size=32": 2.0}},
+    },
+}
+
+
+def test_axes_make_a_case_of_every_value_that_reaches_a_probe() -> None:
+    cases = load_suite(CURVE).cases()
+    assert [case.label for case in cases] == [
+        "clean size=32",
+        "clean size=64",
+        "pgd eps=2/255 size=32",
+        "pgd eps=2/255 size=64",
+        "pgd eps=8/255 size=32",
+        "pgd eps=8/255 size=64",
+        "cost size=32",
+        "cost size=64",
+    ]
+    assert cases[3].spec == {"name": "adversarial", "threat": {"norm": "linf", "eps": 2 / 255}, "attack": "pgd"}
+    assert cases[3].data == {"size": 64}
+    assert cases[3].at == {"eps": 2 / 255, "size": 64}
+
+
+def test_an_axis_may_reach_into_the_short_form_of_a_plug_in() -> None:
+    axis = {"steps": {"set": "probes.pgd.attack.steps", "to": 5}}
+    (case,) = load_suite({"axes": axis, "probes": {"pgd": {**PGD, "threat": {"norm": "l2", "eps": 1}}}}).cases()
+    assert case.label == "pgd"  # one value needs no name
+    assert case.spec["attack"] == {"name": "pgd", "steps": 5}
+
+
+def test_aggregates_name_probes_variants_or_patterns() -> None:
+    suite = load_suite(CURVE)
+    assert len(suite.members("worst case")) == 6
+    assert list(suite.members("mean pgd")) == ["pgd eps=8/255 size=32", "pgd eps=8/255 size=64"]
+    assert suite.members("score") == {"clean size=32": 0.5, "clean size=64": 0.5, "pgd eps=2/255 size=32": 2.0}
+
+
+@pytest.mark.parametrize("changes", [{"eps": 4 / 255}, ["eps=4/255"], "eps=4/255"])
+def test_a_change_may_name_an_axis(changes: Any) -> None:
+    suite = load_suite("autoattack-linf", changes)
+    assert {case.spec["threat"]["eps"] for case in suite.cases() if "threat" in case.spec} == {4 / 255}
+    assert [case.label for case in suite.cases()] == ["clean", "autoattack", "sanity"]
+
+
+def test_a_change_may_name_any_key() -> None:
+    suite = load_suite("demo", ["probes.pgd-20.attack.steps=5", "eps=[1/255, 2/255]"])
+    assert [case.spec["attack"]["steps"] for case in suite.cases() if "attack" in case.spec] == [5, 5]
+
+
+def test_a_role_may_be_given() -> None:
+    (case,) = load_suite({"probes": {"foggy": {"name": "accuracy", "role": "corruption"}}}).cases()
+    assert (case.role, case.spec) == ("corruption", {"name": "accuracy"})
+    with pytest.raises(ValueError, match="probes.foggy.role: expected one of clean, attack"):
+        Suite.model_validate({"probes": {"foggy": {"name": "accuracy", "role": "fog"}}}).cases()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"probe": {}}, "suite: probe: unknown key; did you mean 'probes'"),
+        ({"about": "nothing"}, "needs at least one probe or study"),
+        ({"probes": {"": "accuracy"}}, "choose another one"),
+        ({"probes": {"a/b": "accuracy"}}, "choose another one"),
+        ({"probes": {"a": "accuracy"}, "aggregates": {"a": {"worst": ["a"]}}}, "choose another one"),
+        ({"probes": {"a": "accuracy"}, "aggregates": {"w": {"worst": ["b"]}}}, "no probe 'b' in this suite"),
+        ({"probes": {"a": "accuracy"}, "aggregates": {"w": {}}}, "expected one of worst, mean and errors"),
+        ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "a.b", "to": 1}}}, "expected data.KEY, probes.LABEL.KEY"),
+        ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "probes.b.eps", "to": 1}}}, "axes.e: no probe or study"),
+        ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "data.size"}}}, "axes.e.to: missing"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        load_suite(content)
+
+
+def test_shipped_suites_load_and_declare_their_worst_case(tmp_path: Path) -> None:
+    for name in shipped("suite"):
+        suite = load_suite(name)
+        assert suite.about
+        assert all(each.kind == "worst" for each in suite.aggregates.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(8 / 255, "8/255"), (0.5, "0.5"), (1.5 / 255, "1.5/255"), (12.0, "12"), (3, "3"), ("fog", "fog")],
+)
+def test_values_are_written_as_people_write_them(value: Any, text: str) -> None:
+    assert written(value) == text
