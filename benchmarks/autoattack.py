@@ -36,8 +36,8 @@ import pyautoattack.autoattack as reference
 import torch
 from torch import Tensor, nn
 
-from bastion import storage
-from bastion.attacks import Threat, journal
+from bastion import journal, storage
+from bastion.attacks import Threat
 from bastion.attacks.ensemble import AutoAttack
 from bastion.attacks.judge import judge
 from bastion.data import datasets
@@ -98,7 +98,7 @@ class Counted(nn.Module):
 
 
 def by_bastion(model: nn.Module, batch: Batch, threat: Threat, component: str) -> Side:
-    attack = AutoAttack().ensemble(threat.norm).members[COMPONENTS.index(component)]
+    attack = dict(AutoAttack().named_members(threat.norm))[component]
     began = time.process_time()
     with journal.opened() as notes:
         verdict = judge(model, batch, attack, threat, seed=0)

@@ -1,4 +1,4 @@
-"""What Winograd's convolutions and Square's windows are worth: queries of linf Square with and without them.
+"""What Winograd's and Square's incremental convolutions are worth: queries of linf Square with and without them.
 
     OMP_NUM_THREADS=1 python -m benchmarks.square [MODEL …]
 
@@ -17,10 +17,10 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from bastion.acceleration.incremental import Incremental
+from bastion.acceleration.winograd import Winograd
 from bastion.attacks import Threat
-from bastion.attacks.nearby import Nearby
 from bastion.attacks.square import Square
-from bastion.attacks.winograd import Winograd
 from bastion.data import datasets
 from bastion.models.load import load, zoo_names
 from bastion.types import Batch
@@ -36,7 +36,7 @@ def no(*_: Any) -> bool:
 
 def milliseconds(model: nn.Module, batch: Batch, pays: Callable[..., bool], learns: Callable[..., bool]) -> float:
     sides = patch.object(Square, "sides", lambda *_, **__: torch.full((QUERIES,), SIDE))
-    with sides, patch.object(Winograd, "pays", pays), patch.object(Nearby, "_learns", learns):
+    with sides, patch.object(Winograd, "pays", pays), patch.object(Incremental, "_learns", learns):
         began = time.process_time()
         Square(queries=QUERIES)(model, batch, THREAT, seed=0)
         return 1000 * (time.process_time() - began) / QUERIES
@@ -44,8 +44,8 @@ def milliseconds(model: nn.Module, batch: Batch, pays: Callable[..., bool], lear
 
 def main() -> None:
     torch.set_num_threads(1)
-    ways = {"neither": (no, no), "Winograd": (Winograd.pays, no), "windows": (no, Nearby._learns)}
-    ways["both"] = (Winograd.pays, Nearby._learns)
+    ways = {"neither": (no, no), "Winograd": (Winograd.pays, no), "windows": (no, Incremental._learns)}
+    ways["both"] = (Winograd.pays, Incremental._learns)
     print(f"| model | images | {' | '.join(ways)} | speed |\n" + "|---" * (3 + len(ways)) + "|")
     some = datasets.build("cifar10").test.batch(range(200))
     for name in sys.argv[1:] or zoo_names():

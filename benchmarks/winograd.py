@@ -1,8 +1,8 @@
-"""Winograd's convolutions beside torch's own: which pay, and does `Winograd.pays` tell?
+"""Winograd's convolutions beside torch's own: which pay, and does `Winograd.pays` know?
 
     OMP_NUM_THREADS=1 python -m benchmarks.winograd
 
-Times are those of a forward and a backward pass, the two sides in turn; `told` is what the rule says, and `rounding`
+Times are those of a forward and a backward pass, the two sides in turn; `rule` is what the rule says, and `rounding`
 how far float32 is from float64, beside torch's own convolution.
 """
 
@@ -13,7 +13,7 @@ import time
 import torch
 from torch import nn
 
-from bastion.attacks.winograd import Winograd
+from bastion.acceleration.winograd import Winograd
 
 SHAPES = (  # images, channels, pixels a side
     *((batch, channels, side) for batch in (16, 64) for channels, side in ((32, 16), (64, 8), (128, 4))),
@@ -38,11 +38,11 @@ def rounding(layer: nn.Conv2d, x: torch.Tensor, exact: torch.Tensor) -> float:
 
 def main() -> None:
     torch.manual_seed(0)
-    print("| images | channels | side | torch ms | Winograd ms | speed | told | rounding |\n" + "|---" * 8 + "|")
+    print("| images | channels | side | torch ms | Winograd ms | speed | rule | rounding |\n" + "|---" * 8 + "|")
     for batch, channels, side in SHAPES:
         plain = nn.Conv2d(channels, channels, 3, padding=1).requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         ours = Winograd(plain)
-        told = "pays" if ours.pays(batch, channels, side, side) else "does not"
+        rule = "pays" if ours.pays(batch, channels, side, side) else "does not"
         ours.pays = lambda *shape: True  # type: ignore[method-assign]
         x = torch.randn(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
         exact = nn.functional.conv2d(x.double(), plain.weight.double(), plain.bias.double(), padding=1)  # type: ignore[union-attr]
@@ -51,7 +51,7 @@ def main() -> None:
         rounds = [(seconds(plain, x), seconds(ours, x)) for _ in range(ROUNDS)][1:]
         theirs, own = (1000 * min(side) for side in zip(*rounds, strict=True))
         ratio = f"{theirs:.1f} | {own:.1f} | {theirs / own:.2f}×"
-        print(f"| {batch} | {channels} | {side} | {ratio} | {told} | {error:.1f}× |", flush=True)
+        print(f"| {batch} | {channels} | {side} | {ratio} | {rule} | {error:.1f}× |", flush=True)
 
 
 if __name__ == "__main__":

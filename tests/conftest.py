@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bastion.acceleration import Accelerated
 from bastion.data.arrays import ArraySplit
 from bastion.models import Backbone, Classifier
 from bastion.types import Batch, DataSet
@@ -29,6 +30,11 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x.flatten(1), self.weight, self.bias)
+
+
+def unaccelerated(model: nn.Module, batch_size: int) -> Accelerated:
+    """The model itself, run on so many images at once by attacks that share batches."""
+    return Accelerated(model.eval(), enabled=False, batch_size=batch_size)
 
 
 MakeLinear = Callable[..., tuple[Linear, Batch]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bastion.attacks.threat import Norm
+from bastion.threat import Norm
 from bastion.types import Batch
 from tests.conftest import Linear
 

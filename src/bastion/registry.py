@@ -28,14 +28,13 @@ import typing
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import core_schema
+from pydantic import PlainValidator, WithJsonSchema
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.settings import SettingsError, arguments_schema, check_arguments
+from bastion.settings import SettingsError, arguments_schema, built_from_specs, check_arguments
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +56,8 @@ class Registry(Generic[T]):
         self._discovered = False
         self._product = product
         _registries.append(self)
-        _let_pydantic_build(product, self)
+        # A setting of this type may be given as a spec, which is then built.
+        built_from_specs[product] = Annotated[Any, PlainValidator(self._accept), WithJsonSchema({PRODUCT: kind})]
 
     def register(self, name: str) -> Callable[[F], F]:
         """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
@@ -94,10 +94,10 @@ class Registry(Generic[T]):
         family, _, rest = name.partition("/")
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
+        message = f"unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}"
         if self.awaits(name):
-            raise SettingsError(path or self.kind, ["name"], f"the {self.kind} '{name}' is not available yet")
-        near = did_you_mean(name, self._factories)
-        raise SettingsError(path or self.kind, ["name"], f"unknown {self.kind} '{name}'{near}")
+            message = f"the {self.kind} '{name}' is not available yet"
+        raise SettingsError(path, ["name"], message) if path else BastionError(message)
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""
@@ -152,7 +152,7 @@ class Registry(Generic[T]):
     def _accept(self, value: Any) -> T:
         """For a setting that takes one of these: a thing that was made already, or the spec of one."""
         if isinstance(value, str | Mapping):
-            return self.build(value)
+            return self.build(value, self.kind)
         if not isinstance(value, self._product):
             raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {value!r}")
         made: T = value
@@ -168,19 +168,6 @@ class Registry(Generic[T]):
         room = self.package.rpartition(".")[2]
         for path in plugin_files(room):
             _import_file(path, f"bastion_plugins.{room}.{path.stem}")
-
-
-def _let_pydantic_build(product: type, registry: Registry[Any]) -> None:
-    """A setting whose type is the product is built from a spec, wherever pydantic meets it."""
-
-    def schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        if source is not product:  # a subclass is checked as what it is
-            return handler(source)
-        accept = core_schema.no_info_plain_validator_function(registry._accept)
-        accept["metadata"] = {"pydantic_js_functions": [lambda *_: {PRODUCT: registry.kind}]}
-        return accept
-
-    product.__get_pydantic_core_schema__ = classmethod(schema)  # type: ignore[attr-defined]
 
 
 def plugin_files(room: str = "*") -> list[Path]:

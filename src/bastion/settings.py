@@ -53,6 +53,9 @@ Probability = Annotated[float, Ge(0), Le(1)]
 Smoothing = Annotated[float, Ge(0), Lt(1)]
 
 
+built_from_specs: dict[type, Any] = {}  # types of plug-ins, and what to check a setting of that type with
+
+
 class SettingsError(BastionError, ValueError):
     """One setting is wrong: which one, and why. A ValueError too, so that pydantic adds where it stands."""
 
@@ -104,7 +107,9 @@ def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: boo
 
 
 def strict(hint: Any) -> Any:
-    """The type with numbers, yes and no taken for what they are, wherever in it they stand."""
+    """The type with numbers, yes and no taken for what they are, and plug-ins built, wherever in it they stand."""
+    if isinstance(hint, type) and hint in built_from_specs:
+        return built_from_specs[hint]
     if hint is int:
         return Annotated[int, BeforeValidator(_whole)]
     if hint is float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from bastion.suite import Role
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from bastion.attacks.threat import Threat
+    from bastion.recipe import Recipe
+    from bastion.threat import Norm, Threat
 
 
 class Batch(NamedTuple):
@@ -26,17 +28,30 @@ class Batch(NamedTuple):
     index: Tensor  # type: ignore[assignment]
     x: Tensor  # float (B, C, H, W)
     y: Tensor  # int64 (B,), or soft labels (B, K)
+    logits: Tensor | None = None  # (B, K) of the model under attack at x, where somebody knows them already
 
     def select(self, which: Tensor) -> Batch:
         """The examples of a bool mask or of positions."""
-        return Batch(self.index[which], self.x[which], self.y[which])
+        logits = None if self.logits is None else self.logits[which]
+        return Batch(self.index[which], self.x[which], self.y[which], logits)
 
     def at(self, x: Tensor) -> Batch:
-        """The same examples at other points."""
-        return self._replace(x=x)
+        """The same examples with other images, of which no logits are known."""
+        return Batch(self.index, x, self.y)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(part.to(device) for part in self))
+        logits = None if self.logits is None else self.logits.to(device)
+        return Batch(self.index.to(device), self.x.to(device), self.y.to(device), logits)
+
+    def chunk(self, count: int) -> list[Batch]:
+        """As so many parts, the last of them perhaps smaller, without logits."""
+        parts = zip(*(part.chunk(count) for part in self[:3]), strict=True)
+        return [Batch(*part) for part in parts]
+
+    @staticmethod
+    def cat(batches: Sequence[Batch]) -> Batch:
+        """Several as one, without logits."""
+        return Batch(*(torch.cat(parts) for parts in zip(*(batch[:3] for batch in batches), strict=True)))
 
     def check(self, num_classes: int | None, where: str) -> Batch:
         """This batch, its class numbers as int64, if pixels and labels are what models and attacks expect.
@@ -89,19 +104,32 @@ def hard(y: Tensor) -> Tensor:
     return y if y.ndim == 1 else y.argmax(1)
 
 
+# What the softmaxed maps of a block are between; `class`: only the class token attends.
+Attention = Literal["tokens", "windows", "channels", "class"]
+
+
 @dataclass(frozen=True)
 class Block:
     """One residual block of a backbone."""
 
     name: str
     module: nn.Module
+    attention: Attention | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Self-attention: every token, or every channel, attends to others."""
+        return self.attention not in (None, "class")
 
 
-class Taps(Protocol):
-    """What a forward pass inside `tap` left behind, by block name."""
+@dataclass
+class Taps:
+    """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
 
-    blocks: dict[str, Tensor]
-    attention: dict[str, Tensor]  # softmaxed, (B, heads, queries, keys)
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+    # Softmaxed, (B, heads, queries, keys); families with windows have B times the windows in the first place.
+    # A block that attends more than once leaves its last map.
+    attention: dict[str, Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -113,15 +141,46 @@ class Tapped(Protocol):
     def tap(self, *what: str) -> AbstractContextManager[Taps]: ...
 
 
-@runtime_checkable
-class Attack(Protocol):
-    """A frozen dataclass whose repr is its record. Returns points of the threat's set around batch.x."""
+class Attack(ABC):
+    """A frozen dataclass whose repr is its record. Returns images of the threat's set around batch.x."""
 
+    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then made anew
+
+    @abstractmethod
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
 
+    @property
+    def eot(self) -> int:
+        """Passes that a gradient is averaged over: more than one for models that draw random numbers."""
+        return 1
 
-class Example(NamedTuple):
-    """What an objective learns from: the batch as it came, the input found for it, and numbers for the log."""
+    def named_members(self, norm: Norm) -> list[tuple[str, Attack]]:
+        """The attacks that it runs one after another under a threat of this norm, if it is an ensemble."""
+        return []
+
+    def versions(self, norm: Norm) -> tuple[int, ...]:
+        """Its own, or those of its members."""
+        return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
+            self.version,
+        )
+
+    def describe(self) -> str:
+        """In short: its name, and the settings that are not as usual. `apgd-t(targets=5)`"""
+        if not is_dataclass(self):
+            return repr(self)
+        name, usual = self.short_name()
+        usual = {**{field.name: field.default for field in fields(self)}, **usual}
+        values = {key: getattr(self, key) for key in usual}
+        unusual = [f"{key}={value}" for key, value in values.items() if value != usual[key]]
+        return name + (f"({', '.join(unusual)})" if unusual else "")
+
+    def short_name(self) -> tuple[str, dict[str, Any]]:
+        """What it is called, and the settings that the name stands for beside the defaults."""
+        return type(self).__name__.lower(), {}
+
+
+class Prepared(NamedTuple):
+    """What an objective trains on: the batch as it came, the input found for it, and numbers for the log."""
 
     clean: Batch
     x: Tensor
@@ -130,19 +189,40 @@ class Example(NamedTuple):
 
 class Losses(NamedTuple):
     total: Tensor  # what is minimised
-    logits: Tensor  # on the example learnt from, for the log
+    logits: Tensor  # on the input that was trained on, for the log
     terms: dict[str, Tensor]  # named parts of the total, for the log
     clean: Tensor | None = None  # logits on the images as they came, if they were needed anyway
 
 
-class Objective(nn.Module):
-    """An inner maximisation and an outer loss; its own parameters, if any, are trained with the model's."""
+@dataclass(frozen=True)
+class TrainingContext:
+    """What an objective may know of the training that it is set up for."""
 
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
-        """Find the example to learn from. `progress` counts epochs: 2.5 is the middle of the third."""
-        raise NotImplementedError
+    model: nn.Module  # to be looked at, not to be kept: its weights are not the objective's
+    data: DataSet
+    recipe: Recipe
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
+
+class Objective:
+    """An inner maximisation and an outer loss. A dataclass, whose fields are its settings.
+
+    It may own networks, which `setup` makes, with an optimizer for them, and which `loss` uses: their gradients come
+    from the same backward pass as the model's. The recipe's optimizer and schedule, its clipping, SAM and AWP do not
+    touch them. Checkpoints hold them and their optimizer, and several processes average their gradients.
+    """
+
+    networks: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None  # of `networks`; None: they are not trained
+    clip_grad: float | None = None  # largest norm of the gradient of all that `optimizer` trains
+
+    def setup(self, context: TrainingContext) -> None:
+        """Called once, when model and data are there, with torch seeded by the recipe. Refuses what it cannot train."""
+
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
+        """Find the input to train on. `progress` counts epochs: 2.5 is the middle of the third."""
+        return Prepared(batch, batch.x, {})
+
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         raise NotImplementedError
 
 

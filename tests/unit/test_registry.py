@@ -97,11 +97,11 @@ def test_two_plug_ins_may_not_share_a_name(things: Registry[object]) -> None:
 
 PLUGIN = """
 from dataclasses import dataclass
-from bastion.attacks import attacks
+from bastion.attacks import Attack, attacks
 
 @attacks.register("nothing")
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Attack):
     def __call__(self, model, batch, threat, *, seed):
         return batch.x
 """

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.unit.attacks.test_victim import unsettled
+from tests.unit.acceleration.test_acceleration import unsettled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bastion import Threat, attacks
-from bastion._batchnorm import aligned
-from bastion.attacks.victim import under_attack
+from bastion.acceleration import accelerate
+from bastion.forward import single_image_gradients
 from bastion.types import Batch
 
 
@@ -74,7 +74,7 @@ def network(name: str) -> nn.Module:
 
 def slope(model: nn.Module, x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
-    with aligned(x):
+    with single_image_gradients(x):
         logits = model(x)
     return torch.autograd.grad((logits * torch.arange(5)).sum(), x)[0]
 
@@ -91,7 +91,7 @@ def test_parameters_get_theirs_too() -> None:
     weight = [*model.parameters()][2]
     gradients = []
     for images in (x, x.repeat(2, 1, 1, 1)):
-        with aligned(images):
+        with single_image_gradients(images):
             logits = model(images)
         gradients += torch.autograd.grad((logits * torch.arange(5)).mean(0).sum(), weight)
     assert torch.allclose(*gradients)
@@ -111,5 +111,5 @@ def test_attacks_do_not_depend_on_company(name: str) -> None:
 
 def test_a_model_with_such_a_stem_is_copied() -> None:
     model, x = network("norm").float(), torch.rand(2, 3, 16, 16)
-    with under_attack(model, x) as victim:
-        assert victim.copied
+    with accelerate(model).ready(x) as accelerated:
+        assert accelerated.copied

@@ -72,3 +72,19 @@ def test_select_takes_masks_and_positions() -> None:
     batch = Batch(I, X, Y)
     assert batch.select(Y == 0).index.tolist() == [10, 13]
     assert batch.select(torch.tensor([3, 1])).index.tolist() == [13, 11]
+
+
+def test_logits_travel_with_the_images_that_they_are_of() -> None:
+    batch = Batch(torch.arange(4), torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64), torch.rand(4, 3))
+    assert batch.logits is not None
+    cut = batch.select(torch.tensor([2, 0]))
+    assert cut.logits is not None and torch.equal(cut.logits, batch.logits[[2, 0]])
+    assert batch.at(1 - batch.x).logits is None and batch.to("cpu").logits is batch.logits
+    assert Batch(*batch[:3]).select(batch.index < 2).logits is None
+
+
+def test_chunks_make_the_batch_again() -> None:
+    batch = Batch(torch.arange(5), torch.rand(5, 1, 2, 2), torch.arange(5))
+    parts = batch.chunk(2)
+    assert [len(part.x) for part in parts] == [3, 2]
+    assert all(torch.equal(*pair) for pair in zip(Batch.cat(parts)[:3], batch[:3], strict=True))

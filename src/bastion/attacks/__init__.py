@@ -1,7 +1,7 @@
-"""Attacks by name. An attack proposes points of a threat's set; whoever asked for them judges."""
+"""Attacks by name. An attack proposes images of a threat's set; `judge` decides what is adversarial."""
 
-from bastion.attacks.threat import Threat
 from bastion.registry import Registry
+from bastion.threat import Threat
 from bastion.types import Attack
 
 attacks: Registry[Attack] = Registry("attack", __name__, Attack)  # type: ignore[type-abstract]

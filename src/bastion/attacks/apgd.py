@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack, opening
+from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, fitting, margin
-from bastion.attacks.threat import Norm, Radius, Threat, length, project, retract, steepest
 from bastion.errors import BastionError
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Norm, Radius, Threat, length, project, project_approx, steepest
+from bastion.types import Attack, Batch
 
 MOMENTUM = 0.75
 RHO = 0.75  # a step that raises the loss less often than this is too long
@@ -24,11 +24,11 @@ RHO = 0.75  # a step that raises the loss less often than this is too long
 
 @attacks.register("apgd")
 @dataclass(frozen=True, kw_only=True)
-class APGD:
+class APGD(Attack):
     """Auto-PGD (Croce and Hein 2020, 2021): steps with momentum, halved or made sparser where they stop paying off.
 
-    `targets` 0: untargeted; n: one run for each of the n likeliest wrong classes.
-    `phases` (l1 only): a run starts in a ball of three times the radius, goes on in twice, and ends in the threat's.
+    `targets` 0: untargeted; n: one search for each of the n likeliest wrong classes.
+    `phases` (l1 only): a search starts in a ball of three times the radius, goes on in twice, and ends in the threat's.
     `keep` "fooled" stops at the first success; "best" spends all steps and returns the highest loss, for training.
     """
 
@@ -61,6 +61,11 @@ class APGD:
             restarts=self.restarts,
             goal="hit" if self.keep == "fooled" else "loss",
         )
+
+    def short_name(self) -> tuple[str, dict[str, Any]]:
+        if self.loss == "dlr" and self.targets:
+            return "apgd-t", {"loss": "dlr", "targets": 9}
+        return f"apgd-{self.loss}", {"loss": self.loss}
 
     def rule(self, norm: Norm, eps: Radius, classes: int, seed: int) -> Climb[Any]:
         """`eps` may be one radius for each example of the batch."""
@@ -100,8 +105,8 @@ def apgd_train(*, steps: int = 2, loss: LossName = "ce", sparsity: float = 0.05)
 
 
 @dataclass
-class Ascent(Run):
-    """The best point of a run, by the loss it climbs."""
+class Ascent(SearchState):
+    """The best x of a search, by the loss it climbs."""
 
     eps: Tensor  # (B,)
     best: Tensor
@@ -114,7 +119,7 @@ class Ascent(Run):
 
 @dataclass
 class MomentumAscent(Ascent):
-    before: Tensor  # the point before x
+    before: Tensor  # the x before this one
     checked_loss: Tensor  # best loss at the last look back
     last_loss: Tensor
     rises: Tensor  # (B,) how often the loss rose since then
@@ -126,7 +131,7 @@ class MomentumAscent(Ascent):
 class SparseAscent(Ascent):
     phase: Tensor  # (B,)
     share: Tensor  # (B,) of the coordinates that a step moves
-    support: Tensor  # (B,) how many coordinates of the best point differed at the last look back
+    support: Tensor  # (B,) how many coordinates of the best x differed at the last look back
 
 
 A = TypeVar("A", bound=Ascent)
@@ -139,27 +144,27 @@ class Climb(Search[A]):
         self.settings, self.norm, self.eps, self.seed = settings, norm, eps, seed
         self.steps, self.eot = settings.steps, settings.eot
         self.loss_name: LossName = loss
-        self.starts: Tensor | None = None  # for each example of the batch a point to start from, instead of noise
+        self.starts: Tensor | None = None  # for each example of the batch an image to start from, instead of noise
 
-    def wants_gradient(self, runs: A) -> Tensor:
-        return runs.step < self.steps
+    def wants_gradient(self, state: A) -> Tensor:
+        return state.step < self.steps
 
-    def loss(self, runs: A, logits: Tensor) -> Tensor:
+    def loss(self, state: A, logits: Tensor) -> Tensor:
         if self.settings.targets:
-            return TARGETED[self.loss_name](logits, runs.y, runs.target)
-        return LOSSES[self.loss_name](logits, runs.y)
+            return TARGETED[self.loss_name](logits, state.y, state.target)
+        return LOSSES[self.loss_name](logits, state.y)
 
-    def best(self, runs: A) -> tuple[Tensor, Tensor]:
-        return runs.best, runs.best_margin if self.settings.keep == "fooled" else runs.best_loss
+    def best(self, state: A) -> tuple[Tensor, Tensor]:
+        return state.best, state.best_margin if self.settings.keep == "fooled" else state.best_loss
 
-    def remember(self, runs: A, logits: Tensor, gradient: Tensor) -> Tensor:
-        """Keep the point if it is the best; returns its loss."""
-        loss = self.loss(runs, logits)
-        better = (loss > runs.best_loss) | (runs.step == 0) | runs.best_loss.isnan()
-        runs.best = torch.where(_wide(better), runs.x, runs.best)
-        runs.best_gradient = torch.where(_wide(better), gradient, runs.best_gradient)
-        runs.best_margin = torch.where(better, margin(logits, runs.y), runs.best_margin)
-        runs.best_loss = torch.where(better, loss, runs.best_loss)
+    def remember(self, state: A, logits: Tensor, gradient: Tensor) -> Tensor:
+        """Keep x if it is the best; returns its loss."""
+        loss = self.loss(state, logits)
+        better = (loss > state.best_loss) | (state.step == 0) | state.best_loss.isnan()
+        state.best = torch.where(_wide(better), state.x, state.best)
+        state.best_gradient = torch.where(_wide(better), gradient, state.best_gradient)
+        state.best_margin = torch.where(better, margin(logits, state.y), state.best_margin)
+        state.best_loss = torch.where(better, loss, state.best_loss)
         return loss
 
     def radius(self, jobs: Jobs, batch: Batch) -> Tensor:
@@ -167,7 +172,7 @@ class Climb(Search[A]):
         return torch.as_tensor(eps, dtype=torch.float64, device=batch.x.device).expand(len(batch.x)).clone()
 
     def noise(self, jobs: Jobs, batch: Batch, eps: Tensor) -> Tensor:
-        """Where a run starts from: a random direction of length eps, in the box."""
+        """Where a search starts from: a random direction of length eps, in the box."""
         if self.starts is not None:
             return project(self.norm, batch.x, self.starts[jobs.at], eps)
         if not self.settings.random_start:
@@ -188,7 +193,7 @@ class Climb(Search[A]):
         low = x.new_full((len(x),), -torch.inf)
         labels = {"y": batch.y} if self.loss_name == "ce" else {}  # which may be soft
         return {
-            **opening(jobs, batch, x),
+            **initial_state(jobs, batch, x),
             **labels,
             "eps": eps,
             "best": x.clone(),
@@ -200,7 +205,7 @@ class Climb(Search[A]):
 
 
 class MomentumSteps(Climb[MomentumAscent]):
-    """linf and l2: two points of memory, and a step that is halved when it stops paying off (Algorithm 1)."""
+    """linf and l2: momentum, and a step that is halved when it stops paying off (Algorithm 1)."""
 
     def start(self, jobs: Jobs, batch: Batch) -> MomentumAscent:
         eps = self.radius(jobs, batch)
@@ -217,45 +222,46 @@ class MomentumSteps(Climb[MomentumAscent]):
             shortened=torch.ones_like(jobs.at, dtype=torch.bool),
         )
 
-    def tell(self, runs: MomentumAscent, logits: Tensor, gradient: Tensor) -> None:
-        loss = self.remember(runs, logits, gradient)
-        first = runs.step == 0
-        runs.checked_loss = torch.where(first, loss, runs.checked_loss)
-        runs.rises = runs.rises + (~first & (loss > runs.last_loss))
-        runs.last_loss = torch.where(first, runs.last_loss, loss)
-        runs.since = runs.since + ~first
-        runs.done = runs.step >= self.steps
-        x, gradient = self._look_back(runs, gradient)
-        self._move(runs, x, gradient)
-        runs.step = runs.step + 1
+    def update(self, state: MomentumAscent, logits: Tensor, gradient: Tensor) -> None:
+        loss = self.remember(state, logits, gradient)
+        first = state.step == 0
+        state.checked_loss = torch.where(first, loss, state.checked_loss)
+        state.rises = state.rises + (~first & (loss > state.last_loss))
+        state.last_loss = torch.where(first, state.last_loss, loss)
+        state.since = state.since + ~first
+        state.done = state.step >= self.steps
+        x, gradient = self._look_back(state, gradient)
+        self._move(state, x, gradient)
+        state.step = state.step + 1
 
-    def _look_back(self, runs: MomentumAscent, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Where runs go on from: halve the step and return to the best point where it swings or stalls."""
-        due = runs.since == runs.every
+    def _look_back(self, state: MomentumAscent, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Where searches go on from: halve the step and return to the best x where it swings or stalls."""
+        due = state.since == state.every
         if not due.any():
-            return runs.x, gradient
-        swings = runs.rises <= RHO * runs.every
-        stalls = ~runs.shortened & (runs.checked_loss >= runs.best_loss)
+            return state.x, gradient
+        swings = state.rises <= RHO * state.every
+        stalls = ~state.shortened & (state.checked_loss >= state.best_loss)
         halve = due & (swings | stalls)
-        runs.size = torch.where(halve, runs.size / 2, runs.size)
-        runs.shortened = torch.where(due, halve, runs.shortened)
-        runs.checked_loss = torch.where(due, runs.best_loss, runs.checked_loss)
-        runs.rises, runs.since = (torch.where(due, 0, count) for count in (runs.rises, runs.since))
+        state.size = torch.where(halve, state.size / 2, state.size)
+        state.shortened = torch.where(due, halve, state.shortened)
+        state.checked_loss = torch.where(due, state.best_loss, state.checked_loss)
+        state.rises, state.since = (torch.where(due, 0, count) for count in (state.rises, state.since))
         least, less = (max(int(share * self.steps), 1) for share in (0.06, 0.03))
-        runs.every = torch.where(due, (runs.every - less).clamp(min=least), runs.every)
-        return torch.where(_wide(halve), runs.best, runs.x), torch.where(_wide(halve), runs.best_gradient, gradient)
+        state.every = torch.where(due, (state.every - less).clamp(min=least), state.every)
+        back = _wide(halve)
+        return torch.where(back, state.best, state.x), torch.where(back, state.best_gradient, gradient)
 
-    def _move(self, runs: MomentumAscent, x: Tensor, gradient: Tensor) -> None:
+    def _move(self, state: MomentumAscent, x: Tensor, gradient: Tensor) -> None:
         direction = steepest(self.norm, gradient)
-        ahead = retract(self.norm, runs.x0, x + _wide(runs.size).to(x.dtype) * direction, runs.eps)
-        share = _wide(torch.where(runs.step == 0, 1.0, MOMENTUM).to(x.dtype))
-        # `before` stays where it is when a run returns to its best point.
-        moved = retract(self.norm, runs.x0, x + share * (ahead - x) + (1 - share) * (x - runs.before), runs.eps)
-        runs.x, runs.before = moved, x
+        stepped = project_approx(self.norm, state.x0, x + _wide(state.size).to(x.dtype) * direction, state.eps)
+        share = _wide(torch.where(state.step == 0, 1.0, MOMENTUM).to(x.dtype))
+        # `before` stays where it is when a search returns to its best x.
+        moved = x + share * (stepped - x) + (1 - share) * (x - state.before)
+        state.x, state.before = project_approx(self.norm, state.x0, moved, state.eps), x
 
 
 class SparseSteps(Climb[SparseAscent]):
-    """l1: steps along the largest coordinates of the gradient, as many as the best point needs (ICML 2021)."""
+    """l1: steps along the largest coordinates of the gradient, as many as the best x needs (ICML 2021)."""
 
     def __init__(self, settings: APGD, norm: Norm, eps: Radius, loss: LossName, seed: int) -> None:
         super().__init__(settings, norm, eps, loss, seed)
@@ -266,12 +272,12 @@ class SparseSteps(Climb[SparseAscent]):
         self.scales = torch.tensor([scale for scale, _ in plan], dtype=torch.float64)
         self.lengths = torch.tensor([count for _, count in plan])
 
-    def wants_gradient(self, runs: SparseAscent) -> Tensor:
-        return runs.step < self.lengths.to(runs.step.device)[runs.phase]
+    def wants_gradient(self, state: SparseAscent) -> Tensor:
+        return state.step < self.lengths.to(state.step.device)[state.phase]
 
     def start(self, jobs: Jobs, batch: Batch) -> SparseAscent:
         eps = self.radius(jobs, batch) * self.scales[0].item()
-        runs = SparseAscent(
+        state = SparseAscent(
             **self.common(jobs, batch, eps),
             size=eps.clone(),
             phase=torch.zeros_like(jobs.at),
@@ -279,54 +285,55 @@ class SparseSteps(Climb[SparseAscent]):
             support=torch.full_like(eps, math.prod(batch.x.shape[1:])),
         )
         if self.starts is not None:
-            self._measure(runs, runs.x, ~runs.done)
-        return runs
+            self._measure(state, state.x, ~state.done)
+        return state
 
-    def tell(self, runs: SparseAscent, logits: Tensor, gradient: Tensor) -> None:
-        self.remember(runs, logits, gradient)
-        lengths = self.lengths.to(runs.step.device)
-        runs.since = runs.since + (runs.step > 0)
-        x, gradient = self._look_back(runs, gradient, (0.04 * lengths[runs.phase]).long().clamp(min=1))
-        over = runs.step >= lengths[runs.phase]
-        runs.done = over & (runs.phase == len(lengths) - 1)
-        step = _largest(gradient, runs.share)
-        size = _wide(runs.size / step.abs().flatten(1).sum(1).clamp(min=1)).to(x.dtype)
-        ahead = x + size * step
-        runs.step = runs.step + 1
-        over = over & ~runs.done
+    def update(self, state: SparseAscent, logits: Tensor, gradient: Tensor) -> None:
+        self.remember(state, logits, gradient)
+        lengths = self.lengths.to(state.step.device)
+        state.since = state.since + (state.step > 0)
+        x, gradient = self._look_back(state, gradient, (0.04 * lengths[state.phase]).long().clamp(min=1))
+        over = state.step >= lengths[state.phase]
+        state.done = over & (state.phase == len(lengths) - 1)
+        step = _largest(gradient, state.share)
+        size = _wide(state.size / step.abs().flatten(1).sum(1).clamp(min=1)).to(x.dtype)
+        stepped = x + size * step
+        state.step = state.step + 1
+        over = over & ~state.done
         if over.any():
-            self._narrow(runs, over)
-            ahead = torch.where(_wide(over), runs.best, ahead)
-        runs.x = project("l1", runs.x0, ahead, runs.eps)
+            self._narrow(state, over)
+            stepped = torch.where(_wide(over), state.best, stepped)
+        state.x = project("l1", state.x0, stepped, state.eps)
         if over.any():
-            self._measure(runs, runs.x, over)
+            self._measure(state, state.x, over)
 
-    def _look_back(self, runs: SparseAscent, gradient: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
-        """Where runs go on from: the best point and full steps where it became sparser, shorter steps elsewhere."""
-        due = runs.since == every
+    def _look_back(self, state: SparseAscent, gradient: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
+        """Where searches go on from: the best x and full steps where it became sparser, shorter steps elsewhere."""
+        due = state.since == every
         if not due.any():
-            return runs.x, gradient
-        sparser = due & (_support(runs.x0, runs.best) < 0.95 * runs.support)
-        shorter = (runs.size / 1.5).maximum(runs.eps / 10)
-        runs.size = torch.where(due, torch.where(sparser, runs.eps, shorter), runs.size)
-        self._measure(runs, runs.best, due)
-        runs.since = torch.where(due, 0, runs.since)
-        return torch.where(_wide(sparser), runs.best, runs.x), torch.where(_wide(sparser), runs.best_gradient, gradient)
+            return state.x, gradient
+        sparser = due & (_support(state.x0, state.best) < 0.95 * state.support)
+        shorter = (state.size / 1.5).maximum(state.eps / 10)
+        state.size = torch.where(due, torch.where(sparser, state.eps, shorter), state.size)
+        self._measure(state, state.best, due)
+        state.since = torch.where(due, 0, state.since)
+        back = _wide(sparser)
+        return torch.where(back, state.best, state.x), torch.where(back, state.best_gradient, gradient)
 
-    def _measure(self, runs: SparseAscent, x: Tensor, rows: Tensor) -> None:
+    def _measure(self, state: SparseAscent, x: Tensor, rows: Tensor) -> None:
         """Take the sparsity of the next steps from that of x."""
-        support = _support(runs.x0, x)
-        runs.share = torch.where(rows, support / (1.5 * math.prod(x.shape[1:])), runs.share)
-        runs.support = torch.where(rows, support, runs.support)
+        support = _support(state.x0, x)
+        state.share = torch.where(rows, support / (1.5 * math.prod(x.shape[1:])), state.share)
+        state.support = torch.where(rows, support, state.support)
 
-    def _narrow(self, runs: SparseAscent, rows: Tensor) -> None:
+    def _narrow(self, state: SparseAscent, rows: Tensor) -> None:
         """On to the next, smaller ball."""
-        scales = self.scales.to(runs.eps.device)
-        narrower = runs.eps * scales[(runs.phase + 1).clamp(max=len(scales) - 1)] / scales[runs.phase]
-        runs.eps = torch.where(rows, narrower, runs.eps)
-        runs.phase = runs.phase + rows.long()
-        runs.size = torch.where(rows, runs.eps, runs.size)
-        runs.step, runs.since = (torch.where(rows, 0, count) for count in (runs.step, runs.since))
+        scales = self.scales.to(state.eps.device)
+        narrower = state.eps * scales[(state.phase + 1).clamp(max=len(scales) - 1)] / scales[state.phase]
+        state.eps = torch.where(rows, narrower, state.eps)
+        state.phase = state.phase + rows.long()
+        state.size = torch.where(rows, state.eps, state.size)
+        state.step, state.since = (torch.where(rows, 0, count) for count in (state.step, state.since))
 
 
 def _support(x0: Tensor, x: Tensor) -> Tensor:

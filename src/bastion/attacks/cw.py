@@ -1,4 +1,4 @@
-"""Carlini and Wagner's l2 attack (2017): the nearest point that fools, by Adam on tanh of the pixels."""
+"""Carlini and Wagner's l2 attack (2017): the nearest adversarial example, by Adam on tanh of the pixels."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack, opening
+from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
-from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Threat
+from bastion.types import Attack, Batch
 
-BETAS, TINY = (0.9, 0.999), 1e-8  # Adam's
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # Adam's
 NEARLY = 0.999999  # tanh never reaches the faces of the box, where its slope is zero
 
 
 @attacks.register("cw")
 @dataclass(frozen=True, kw_only=True)
-class CW:
-    """Carlini and Wagner's l2 attack (2017): the nearest point that fools, by Adam.
+class CW(Attack):
+    """Carlini and Wagner's l2 attack (2017): the nearest adversarial example, by Adam.
 
     Minimises ‖x - x0‖² + c·max(z_y - max z_other, -kappa), without a search over c; the nearest hit is returned.
     A hit outside the threat's set does not count. Distances are the threat's own; what is minimised is l2.
@@ -45,7 +45,7 @@ class CW:
 
 
 @dataclass
-class Descent(Run):
+class Descent(SearchState):
     w: Tensor  # x = (tanh w + 1) / 2
     first: Tensor  # Adam's running mean of the gradient …
     second: Tensor  # … and of its square
@@ -58,24 +58,24 @@ class AdamSteps(Search[Descent]):
     def start(self, jobs: Jobs, batch: Batch) -> Descent:
         w = torch.atanh((2 * batch.x - 1) * NEARLY)
         zero = torch.zeros_like(w)
-        runs = Descent(**opening(jobs, batch, batch.x.clone()), w=w, first=zero, second=zero.clone())
-        runs.done |= self.settings.steps == 0
-        return runs
+        state = Descent(**initial_state(jobs, batch, batch.x.clone()), w=w, first=zero, second=zero.clone())
+        state.done |= self.settings.steps == 0
+        return state
 
-    def wants_gradient(self, runs: Descent) -> Tensor:
-        return runs.step < self.settings.steps - 1
+    def wants_gradient(self, state: Descent) -> Tensor:
+        return state.step < self.settings.steps - 1
 
-    def loss(self, runs: Descent, logits: Tensor) -> Tensor:
-        return margin(logits, runs.y).clamp(max=self.settings.kappa)
+    def loss(self, state: Descent, logits: Tensor) -> Tensor:
+        return margin(logits, state.y).clamp(max=self.settings.kappa)
 
-    def tell(self, runs: Descent, logits: Tensor, gradient: Tensor) -> None:
-        slope = (1 - runs.w.tanh().square()) / 2
-        downhill = (2 * (runs.x - runs.x0) - self.settings.c * gradient) * slope
-        runs.step = runs.step + 1
-        count = runs.step.view(-1, 1, 1, 1).to(downhill.dtype)
-        runs.first = BETAS[0] * runs.first + (1 - BETAS[0]) * downhill
-        runs.second = BETAS[1] * runs.second + (1 - BETAS[1]) * downhill.square()
-        mean, square = runs.first / (1 - BETAS[0] ** count), runs.second / (1 - BETAS[1] ** count)
-        runs.w = runs.w - self.settings.lr * mean / (square.sqrt() + TINY)
-        runs.x = (runs.w.tanh() + 1) / 2
-        runs.done = runs.step >= self.settings.steps
+    def update(self, state: Descent, logits: Tensor, gradient: Tensor) -> None:
+        slope = (1 - state.w.tanh().square()) / 2
+        downhill = (2 * (state.x - state.x0) - self.settings.c * gradient) * slope
+        state.step = state.step + 1
+        count = state.step.view(-1, 1, 1, 1).to(downhill.dtype)
+        state.first = BETAS[0] * state.first + (1 - BETAS[0]) * downhill
+        state.second = BETAS[1] * state.second + (1 - BETAS[1]) * downhill.square()
+        mean, square = state.first / (1 - BETAS[0] ** count), state.second / (1 - BETAS[1] ** count)
+        state.w = state.w - self.settings.lr * mean / (square.sqrt() + ADAM_EPS)
+        state.x = (state.w.tanh() + 1) / 2
+        state.done = state.step >= self.settings.steps

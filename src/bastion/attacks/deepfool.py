@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack, opening
+from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
-from bastion.attacks.losses import misclassified, targeted_margin
-from bastion.attacks.threat import Norm, Threat
+from bastion.attacks.losses import targeted_margin
 from bastion.errors import BastionError
+from bastion.forward import misclassified
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Norm, Threat
+from bastion.types import Attack, Batch
 
 
 @attacks.register("deepfool")
 @dataclass(frozen=True, kw_only=True)
-class DeepFool:
+class DeepFool(Attack):
     """DeepFool (Moosavi-Dezfooli et al. 2016): straight to the nearest linearised boundary, until the class changes.
 
-    Steps are in the threat's norm, inside the box. A fooling point outside the threat's set does not count.
+    Steps are in the threat's norm, inside the box. What fools outside the threat's set does not count.
     """
 
     steps: int = 50
@@ -40,29 +41,29 @@ class DeepFool:
         return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm, classes), name="deepfool")
 
 
-class StraightSteps(Search[Run]):
+class StraightSteps(Search[SearchState]):
     def __init__(self, settings: DeepFool, norm: Norm, classes: int) -> None:
         self.settings, self.norm = settings, norm
         self.backwards = min(settings.classes, classes - 1)
 
-    def start(self, jobs: Jobs, batch: Batch) -> Run:
-        return Run(**opening(jobs, batch, batch.x.clone()))
+    def start(self, jobs: Jobs, batch: Batch) -> SearchState:
+        return SearchState(**initial_state(jobs, batch, batch.x.clone()))
 
-    def wants_gradient(self, runs: Run) -> Tensor:
-        return runs.step < self.settings.steps
+    def wants_gradient(self, state: SearchState) -> Tensor:
+        return state.step < self.settings.steps
 
-    def loss(self, runs: Run, logits: Tensor) -> Tensor:
-        return targeted_margin(logits, runs.y, runs.target)
+    def loss(self, state: SearchState, logits: Tensor) -> Tensor:
+        return targeted_margin(logits, state.y, state.target)
 
-    def gradient(self, runs: Run, logits: Tensor, x: Tensor) -> Tensor:
-        runs.target, normal = nearest_boundary(self.norm, logits, runs.y, x, self.backwards)
+    def gradient(self, state: SearchState, logits: Tensor, x: Tensor) -> Tensor:
+        state.target, normal = nearest_boundary(self.norm, logits, state.y, x, self.backwards)
         return normal
 
-    def tell(self, runs: Run, logits: Tensor, gradient: Tensor) -> None:
-        runs.done = (runs.step >= self.settings.steps) | misclassified(logits, runs.y)
-        if runs.done.all():
+    def update(self, state: SearchState, logits: Tensor, gradient: Tensor) -> None:
+        state.done = (state.step >= self.settings.steps) | misclassified(logits, state.y)
+        if state.done.all():
             return
-        x, normal = runs.x.flatten(1), gradient.flatten(1)
-        move = to_hyperplane(self.norm, x, normal, (normal * x).sum(1) - self.loss(runs, logits))
-        runs.x = (x + (1 + self.settings.overshoot) * move).clamp(0, 1).view(runs.x.shape)
-        runs.step = runs.step + 1
+        x, normal = state.x.flatten(1), gradient.flatten(1)
+        move = to_hyperplane(self.norm, x, normal, (normal * x).sum(1) - self.loss(state, logits))
+        state.x = (x + (1 + self.settings.overshoot) * move).clamp(0, 1).view(state.x.shape)
+        state.step = state.step + 1

@@ -1,40 +1,41 @@
-"""FAB (Croce and Hein 2020): the fooling point nearest to the image, by steps to the linearised decision boundary."""
+"""FAB (Croce and Hein 2020): the nearest adversarial example, by steps to the linearised decision boundary."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack, opening
+from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
-from bastion.attacks.losses import misclassified, targeted_margin
-from bastion.attacks.threat import Threat, length
+from bastion.attacks.losses import targeted_margin
 from bastion.errors import BastionError
+from bastion.forward import misclassified
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Threat, length
+from bastion.types import Attack, Batch
 
 PULL = 0.1  # most that a step is drawn towards the image (α_max)
 
 
 @attacks.register("fab")
 @dataclass(frozen=True, kw_only=True)
-class FAB:
-    """FAB (Croce and Hein 2020): to the linearised boundary, biased towards the image, for the nearest fooling point.
+class FAB(Attack):
+    """FAB (Croce and Hein 2020): the nearest adversarial example, by steps to the linearised boundary.
 
-    `targets` 0: towards the nearest of all classes, a gradient for each; n: a run for each of the n likeliest.
-    `keep` "fooled" stops at the first fooling point of the threat's set; "nearest" spends all steps to come closer.
+    `targets` 0: towards the nearest of all classes, a gradient for each; n: a search for each of the n likeliest.
+    `keep` "fooled" stops at the first adversarial example; "nearest" spends all steps to come closer.
     """
 
     steps: int = 100
     targets: int = 0
     restarts: int = 1
     overshoot: float = 1.05  # η: how far past the boundary a step goes
-    backward: float = 0.9  # β: how far a fooling point is drawn back towards the image
+    backward: float = 0.9  # β: how far an adversarial example is drawn back towards the image
     keep: Literal["fooled", "nearest"] = "fooled"
 
     def __post_init__(self) -> None:
@@ -60,24 +61,27 @@ class FAB:
             goal="hit" if self.keep == "fooled" else "nearest",
         )
 
+    def short_name(self) -> tuple[str, dict[str, Any]]:
+        return ("fab-t", {"targets": 9}) if self.targets else ("fab", {})
+
 
 @attacks.register("fab-t")
 def fab_t(*, steps: int = 100, targets: int = 9, restarts: int = 1) -> FAB:
-    """FAB with a run for each of the likeliest wrong classes: one gradient a step, however many classes there are."""
+    """FAB with a search for each of the likeliest wrong classes: one gradient a step, however many there are."""
     return FAB(steps=steps, targets=targets, restarts=restarts)
 
 
 @dataclass
-class Approach(Run):
+class Approach(SearchState):
     tested: Tensor  # bool (B,): x is where a step leads; does it fool?
-    hopeful: Tensor  # bool (B,): the last one did, so this one is asked without a gradient
+    hopeful: Tensor  # bool (B,): the last one did, so this one gets no gradient
 
 
 class BoundarySteps(Search[Approach]):
-    """A point that does not fool is where the next step starts, and its gradient is there already. One that does is
+    """An x that does not fool is where the next step starts, and its gradient is there already. One that does is
     drawn back first, and its gradient would be for nothing."""
 
-    splits = True
+    mixed = True
 
     def __init__(self, settings: FAB, threat: Threat, seed: int, classes: int) -> None:
         self.settings, self.threat, self.seed = settings, threat, seed
@@ -86,10 +90,10 @@ class BoundarySteps(Search[Approach]):
     def start(self, jobs: Jobs, batch: Batch) -> Approach:
         x = torch.where((jobs.restart > 0).view(-1, 1, 1, 1), self._nearby(jobs, batch), batch.x)
         no = torch.zeros_like(jobs.at, dtype=torch.bool)
-        return Approach(**opening(jobs, batch, x), tested=no, hopeful=no.clone())
+        return Approach(**initial_state(jobs, batch, x), tested=no, hopeful=no.clone())
 
     def _nearby(self, jobs: Jobs, batch: Batch) -> Tensor:
-        """A random point at half the radius, for restarts."""
+        """Random, at half the radius, for restarts."""
         draw = rng.key("fab") + jobs.number
         if self.threat.norm == "linf":
             offset = rng.uniform(self.seed, batch.index, draw, batch.x.shape[1:], -1, 1, dtype=batch.x.dtype)
@@ -98,35 +102,35 @@ class BoundarySteps(Search[Approach]):
         unit = offset / length(self.threat.norm, offset).view(-1, 1, 1, 1)
         return (batch.x + self.threat.eps / 2 * unit).clamp(0, 1)
 
-    def wants_gradient(self, runs: Approach) -> Tensor:
-        return (runs.step < self.settings.steps) & ~(runs.tested & runs.hopeful)
+    def wants_gradient(self, state: Approach) -> Tensor:
+        return (state.step < self.settings.steps) & ~(state.tested & state.hopeful)
 
-    def loss(self, runs: Approach, logits: Tensor) -> Tensor:
-        return targeted_margin(logits, runs.y, runs.target)
+    def loss(self, state: Approach, logits: Tensor) -> Tensor:
+        return targeted_margin(logits, state.y, state.target)
 
-    def gradient(self, runs: Approach, logits: Tensor, x: Tensor) -> Tensor:
+    def gradient(self, state: Approach, logits: Tensor, x: Tensor) -> Tensor:
         if self.settings.targets:
-            return super().gradient(runs, logits, x)
-        runs.target, normal = nearest_boundary(self.threat.norm, logits, runs.y, x, self.backwards)
+            return super().gradient(state, logits, x)
+        state.target, normal = nearest_boundary(self.threat.norm, logits, state.y, x, self.backwards)
         return normal
 
-    def tell(self, runs: Approach, logits: Tensor, gradient: Tensor) -> None:
+    def update(self, state: Approach, logits: Tensor, gradient: Tensor) -> None:
         settings = self.settings
-        fooled = runs.tested & misclassified(logits, runs.y)
-        had_gradient = self.wants_gradient(runs)
-        runs.done = runs.step >= settings.steps
-        runs.hopeful = torch.where(runs.tested, fooled, runs.hopeful)
-        steps = had_gradient & ~fooled & ~runs.done
-        back = runs.x0 + settings.backward * (runs.x - runs.x0)
-        x = torch.where(fooled.view(-1, 1, 1, 1), back, runs.x)
+        fooled = state.tested & misclassified(logits, state.y)
+        had_gradient = self.wants_gradient(state)
+        state.done = state.step >= settings.steps
+        state.hopeful = torch.where(state.tested, fooled, state.hopeful)
+        steps = had_gradient & ~fooled & ~state.done
+        back = state.x0 + settings.backward * (state.x - state.x0)
+        x = torch.where(fooled.view(-1, 1, 1, 1), back, state.x)
         if steps.any():
-            x[steps] = self._step(runs.take(steps), logits[steps], gradient[steps])
-        runs.x, runs.tested, runs.step = x, steps, runs.step + steps.long()
+            x[steps] = self._step(state.take(steps), logits[steps], gradient[steps])
+        state.x, state.tested, state.step = x, steps, state.step + steps.long()
 
-    def _step(self, runs: Approach, logits: Tensor, gradient: Tensor) -> Tensor:
-        x, x0 = runs.x.flatten(1), runs.x0.flatten(1)
+    def _step(self, state: Approach, logits: Tensor, gradient: Tensor) -> Tensor:
+        x, x0 = state.x.flatten(1), state.x0.flatten(1)
         normal = gradient.flatten(1)
-        offset = (normal * x).sum(1) - self.loss(runs, logits)
+        offset = (normal * x).sum(1) - self.loss(state, logits)
         moves = to_hyperplane(
             self.threat.norm, torch.cat([x, x0]), torch.cat([normal, normal]), torch.cat([offset, offset])
         )
@@ -134,4 +138,4 @@ class BoundarySteps(Search[Approach]):
         near, far = (length(self.threat.norm, move).clamp(min=1e-8) for move in (here, there))
         pull = (near / (near + far)).clamp(max=PULL)[:, None]
         eta = self.settings.overshoot
-        return ((1 - pull) * (x + eta * here) + pull * (x0 + eta * there)).clamp(0, 1).view(runs.x.shape)
+        return ((1 - pull) * (x + eta * here) + pull * (x0 + eta * there)).clamp(0, 1).view(state.x.shape)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bastion.attacks.losses import input_gradient, likeliest_wrong, targeted_margin
-from bastion.attacks.threat import Norm, length, room
+from bastion.attacks.losses import likeliest_wrong, targeted_margin
+from bastion.forward import input_gradient
+from bastion.threat import Norm, headroom, length
 
 NEGLIGIBLE = 1e-8  # of the largest: a coordinate of the normal this small does not help to reach the plane (l2 and l1)
 DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
@@ -42,7 +43,7 @@ def to_hyperplane(norm: Norm, x: Tensor, normal: Tensor, offset: Tensor) -> Tens
     weight, need = down.abs() / largest, excess.abs() / largest[:, 0]  # or the squares of small gradients vanish
     if norm != "linf":
         weight = F.threshold(weight, NEGLIGIBLE, 0.0)
-    return down.sign() * {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, room(x, down), need)
+    return down.sign() * {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, headroom(x, down), need)
 
 
 def _evenly(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:

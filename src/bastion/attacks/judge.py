@@ -1,4 +1,4 @@
-"""Attacks propose; here it is judged what they achieved."""
+"""What decides: is an image adversarial, and by a margin that counts? Attacks propose, `judge` tests what came back."""
 
 from __future__ import annotations
 
@@ -7,40 +7,63 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks.asking import answer, ready
-from bastion.attacks.losses import margin, misclassified
-from bastion.attacks.threat import Threat
+from bastion import forward
+from bastion.attacks.losses import margin
 from bastion.errors import BastionError
-from bastion.types import Attack, Batch
+from bastion.forward import MASKED, check_batch, in_mode, misclassified
+from bastion.threat import Threat
+from bastion.types import Attack, Batch, hard
+
+
+def is_adversarial(threat: Threat, x0: Tensor, x: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) bool: x is inside the threat's set around x0, and misclassified."""
+    adversarial = misclassified(logits, y)
+    wrong = adversarial.nonzero()[:, 0]  # few, in most steps of an attack: only they are measured
+    if len(wrong):
+        adversarial[wrong] = threat.contains(x0[wrong], x[wrong])
+    return adversarial
+
+
+def lead(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) of the likeliest wrong class, negative while the model is right; infinite where it answers NaN."""
+    return margin(logits, y).nan_to_num(nan=torch.inf)
+
+
+def margin_is_significant(logits: Tensor, y: Tensor, least: float) -> Tensor:
+    """(B,) bool: does a wrong class lead by more than this share of the largest logit?"""
+    leads = lead(logits, y)
+    right = logits.gather(1, hard(y)[:, None])
+    largest = torch.where(logits > right - MASKED, logits.abs(), 0).amax(1)
+    return (leads > least * largest) | (leads == torch.inf)
 
 
 class Verdict(NamedTuple):
     x: Tensor  # what the attack returned; the image itself where the clean one was wrong already
     clean: Tensor  # bool (B,): right on the clean image
-    inside: Tensor  # bool (B,): x is a point of the threat's set
-    fooled: Tensor  # bool (B,): right before, wrong on x, and x inside
+    inside: Tensor  # bool (B,): x is in the threat's set
+    fooled: Tensor  # bool (B,): right before, and x is adversarial
     prediction: Tensor  # int64 (B,): on x
     before: Tensor  # int64 (B,): on the clean image
 
 
 def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> Verdict:
-    """Attack the examples that are right, and test what came back. Put the model in eval mode first."""
-    batch = ready(model, batch, "judge")
-    clean, _, before = standing(model, batch)
-    x = batch.x.clone()
+    """Attack the examples that are right, and test what came back on the model as given. Put it in eval mode first."""
+    given, batch = check_batch(model, batch, "judge")
+    with torch.no_grad():
+        before = forward.logits(given, batch.x, batch.y)
+    clean, x = ~misclassified(before, batch.y), batch.x.clone()
     if clean.any():
-        x[clean] = proposed(model, batch.select(clean), attack, threat, seed=seed)
-    inside = threat.contains(batch.x, x)
-    after = standing(model, batch.at(x))
-    return Verdict(x, clean, inside, clean & inside & ~after.right, after.prediction, before)
+        x[clean] = run_attack(attack, model, batch._replace(logits=before).select(clean), threat, seed=seed)
+    with torch.no_grad():
+        after = forward.logits(given, x, batch.y)
+    fooled = clean & is_adversarial(threat, batch.x, x, after, batch.y)
+    return Verdict(x, clean, threat.contains(batch.x, x), fooled, after.argmax(1), before.argmax(1))
 
 
-def proposed(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> Tensor:
+def run_attack(attack: Attack, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
     """What the attack returns, in the images' precision. It gets images of its own, and leaves the model's mode."""
-    modes = {part: part.training for part in model.modules()}
-    x = attack(model, batch.at(batch.x.clone()), threat, seed=seed)
-    for part, training in modes.items():
-        part.training = training
+    with in_mode(model):
+        x = attack(model, batch._replace(x=batch.x.clone()), threat, seed=seed)
     if not isinstance(x, Tensor) or x.shape != batch.x.shape:
         got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise BastionError(
@@ -48,17 +71,3 @@ def proposed(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, 
             f"{tuple(batch.x.shape)}, got {got}"
         )
     return x.to(batch.x)
-
-
-class Standing(NamedTuple):
-    right: Tensor  # bool (B,)
-    lead: Tensor  # (B,) of the nearest wrong class: negative while the model is right
-    prediction: Tensor  # int64 (B,)
-
-
-def standing(model: nn.Module, batch: Batch) -> Standing:
-    """How the model stands at these points."""
-    with torch.no_grad():
-        logits = answer(model, batch)
-    lead = margin(logits, batch.y).nan_to_num(nan=torch.inf)
-    return Standing(~misclassified(logits, batch.y), lead, logits.argmax(1))

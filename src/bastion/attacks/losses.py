@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bastion.attacks import journal
+from bastion import journal
 from bastion.errors import BastionError
+from bastion.forward import Loss
 from bastion.types import hard
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), y (B,) or (B, K) -> (B,)
-TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # … and the class to reach, (B,)
+TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, y, and the class to reach (B,) -> (B,)
 LossName = Literal["ce", "margin", "dlr"]
 FLOOR = -1e9  # a class that was taken out with -inf counts as this, or DLR's denominator would be infinite
 
@@ -80,19 +80,3 @@ def likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:
     others = logits.nan_to_num(nan=-torch.inf).clamp(min=torch.finfo(logits.dtype).min)  # a masked class is still one
     others = others.scatter(1, hard(y)[:, None], -torch.inf)
     return others.topk(min(count, logits.shape[1] - 1), dim=1).indices
-
-
-def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tensor:
-    """Of each example's loss at its own point; zero where the model cuts the way back to its input."""
-    if not loss.requires_grad:
-        return torch.zeros_like(x)
-    (gradient,) = torch.autograd.grad(loss.sum(), x, retain_graph=keep_graph, allow_unused=True)
-    if gradient is None:
-        return torch.zeros_like(x)
-    # A coordinate without a gradient must not stop the others: that would look like robustness.
-    return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def misclassified(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) bool: the model does not give the right class. A model that answers NaN has not given it."""
-    return (logits.argmax(1) != hard(y)) | logits.isnan().any(1)

@@ -1,4 +1,4 @@
-"""The smallest perturbation that fools: FAB's nearest point, then bisection over the radius with targeted APGD."""
+"""The smallest perturbation that fools: FAB's nearest, then bisection over the radius with targeted APGD."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bastion.acceleration import Accelerated, accelerate
 from bastion.attacks import attacks
 from bastion.attacks.apgd import APGD
-from bastion.attacks.asking import ready
-from bastion.attacks.engine import Findings, clean_logits, hunt
+from bastion.attacks.engine import clean_logits, run_searches, skip_mistakes
 from bastion.attacks.fab import FAB, BoundarySteps
 from bastion.attacks.losses import likeliest_wrong
-from bastion.attacks.threat import Threat
-from bastion.attacks.victim import Victim, under_attack
 from bastion.errors import BastionError
+from bastion.forward import Best, check_batch
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Threat
+from bastion.types import Attack, Batch
 
 
 @attacks.register("minimal")
 @dataclass(frozen=True, kw_only=True)
-class Minimal:
-    """The nearest fooling point of the threat's set; give a threat as large as the box to find it wherever it is.
+class Minimal(Attack):
+    """The nearest adversarial example; give a threat as large as the box to find it wherever it is.
 
-    Each bisection attacks every example at its own radius, from its nearest fooling point drawn in to that radius.
+    Each bisection attacks every example at its own radius, from its nearest adversarial example drawn in to that
+    radius.
     """
 
     fab_steps: int = 100
@@ -40,35 +41,35 @@ class Minimal:
             raise BastionError(f"minimal: need steps and bisections >= 0 and at least one target, got {self}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, "minimal")
+        _, batch = check_batch(model, batch, "minimal")
         if len(batch.x) == 0:
             return batch.x
-        with under_attack(model, batch.x) as victim:
-            clean = clean_logits(victim, batch)
-            found = Findings(batch.x)
-            found.begin(clean, batch, victim.rounding)
+        accelerated, best = accelerate(model), Best(batch.x)
+        with accelerated.ready(batch.x):
+            clean = clean_logits(accelerated, batch)
+            skip_mistakes(best, clean, batch, accelerated.rounding)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed, clean.shape[1])
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
-            hunt(fab, victim, batch, threat, found, targets=targets, goal="nearest")
-            self._narrow(victim, batch, threat, found, clean, seed)
-        return found.x
+            run_searches(fab, accelerated, batch, threat, best, targets=targets, goal="nearest")
+            self._narrow(accelerated, batch, threat, best, clean, seed)
+        return best.x
 
-    def _narrow(self, victim: Victim, batch: Batch, threat: Threat, found: Findings, clean: Tensor, seed: int) -> None:
+    def _narrow(self, model: Accelerated, batch: Batch, threat: Threat, best: Best, clean: Tensor, seed: int) -> None:
         """Halve the gap between the largest radius that failed and the smallest that did not, for each example."""
         attack = APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
         targets = likeliest_wrong(clean, batch.y, self.targets)
         low = torch.zeros(len(batch.x), dtype=torch.float64, device=batch.x.device)
-        high = torch.where(found.fooled, threat.distance(batch.x, found.x), threat.eps)
+        high = torch.where(best.fooled, threat.distance(batch.x, best.x), threat.eps)
         for turn in range(self.bisections + 1):
-            # First the whole radius, where FAB found nothing; then halves, from the nearest point known.
+            # First the whole radius, where FAB found nothing; then halves, from the nearest one known.
             radius = (low + high) / 2 if turn else high
-            wanted = ~found.settled & (found.fooled if turn else ~found.fooled)
+            wanted = ~best.settled & (best.fooled if turn else ~best.fooled)
             rule = attack.rule(threat.norm, radius, clean.shape[1], seed)
-            rule.starts = found.x if turn else None
-            tried = Findings(batch.x)
+            rule.starts = best.x if turn else None
+            tried = Best(batch.x)
             tried.close(~wanted)
-            hunt(rule, victim, batch, threat, tried, targets=targets)
-            better = tried.settled & wanted  # beyond doubt: it takes the place of a point that fools
-            found.x[better], found.fooled[better] = tried.x[better], True
+            run_searches(rule, model, batch, threat, tried, targets=targets)
+            better = tried.settled & wanted  # by a margin beyond rounding: it takes the place of what fools
+            best.x[better], best.fooled[better] = tried.x[better], True
             high = torch.where(better, torch.minimum(radius, threat.distance(batch.x, tried.x)), high)
             low = torch.where(wanted & ~better, radius, low)

@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bastion import rng
-from bastion.attacks import attacks, journal
-from bastion.attacks.asking import Incumbent, ascent, evaluate, logits_of, notice_blindness, ready
-from bastion.attacks.losses import LOSSES, Loss, LossName, ce
-from bastion.attacks.threat import Threat, length
+from bastion import forward, journal, rng
+from bastion.attacks import attacks
+from bastion.attacks.losses import LOSSES, LossName, ce
+from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
+from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad
 from bastion.registry import check_fields
-from bastion.types import Batch, Tapped
+from bastion.threat import Threat, length
+from bastion.types import Attack, Batch, Tapped
 
 Choice = Literal["gradient", "random", "attention"]
 SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Patch-Fool
@@ -26,7 +27,7 @@ SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Pa
 
 @attacks.register("patch-pgd")
 @dataclass(frozen=True, kw_only=True)
-class PatchPGD:
+class PatchPGD(Attack):
     """PGD (Madry et al. 2018) on chosen patches; the threat bounds the pixels inside, linf 1 leaves them free."""
 
     patches: int = 1
@@ -50,30 +51,22 @@ class PatchPGD:
             raise BastionError(f"patch-pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, "patch-pgd")
-        x0 = batch.x
-        loss = LOSSES[self.loss]
-        step = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(self.steps, 1))
-        grid = Grid.of(x0, self.size)
-        best = Incumbent(x0)
+        model, batch = check_batch(model, batch, "patch-pgd")
+        x0, loss, steps, sparsity = batch.x, LOSSES[self.loss], self.steps, self.sparsity
+        size = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(steps, 1))
+        grid, best = Grid.of(x0, self.size), Best(x0)
         best.offer(x0, *evaluate(model, batch, loss))
         draws = masks(model, batch, grid, self.choose, self.patches, seed=seed, where="patch-pgd", times=self.restarts)
         for restart, mask in enumerate(draws):
             draw = rng.key("patch-pgd", restart)
             x = random_patch(threat, x0, mask, batch.index, seed=seed, draw=draw) if self.random_start else x0
-            for number in range(self.steps):
-                value, fooled, gradient = ascent(model, batch.at(x), loss)
-                if number == 0:
-                    notice_blindness(batch.index, gradient * mask)
-                best.offer(x, value, fooled)
-                x = threat.project(x0, threat.ahead(x, gradient * mask, step, self.sparsity))
-            best.offer(x, *evaluate(model, batch.at(x), loss))
+            ascend(model, batch, threat, loss, x, steps=steps, size=size, sparsity=sparsity, mask=mask, best=best)
         return best.x
 
 
 @attacks.register("patch-noise")
 @dataclass(frozen=True, kw_only=True)
-class PatchNoise:
+class PatchNoise(Attack):
     """Noise added to chosen patches (RSPC, Fig. 1), here uniform in the threat; the worst of `draws` is kept."""
 
     patches: int = 1
@@ -88,20 +81,20 @@ class PatchNoise:
         _check_draws("patch-noise", self.draws)
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, "patch-noise")
+        model, batch = check_batch(model, batch, "patch-noise")
         x0 = batch.x
         grid = Grid.of(x0, self.size)
         draws = masks(model, batch, grid, self.choose, self.patches, seed=seed, where="patch-noise", times=self.draws)
-        points = (
+        candidates = (
             random_patch(threat, x0, mask, batch.index, seed=seed, draw=rng.key("patch-noise", number))
             for number, mask in enumerate(draws)
         )
-        return _worst(model, batch, points, LOSSES[self.loss])
+        return _worst(model, batch, candidates, LOSSES[self.loss])
 
 
 @attacks.register("patch-occlusion")
 @dataclass(frozen=True, kw_only=True)
-class PatchOcclusion:
+class PatchOcclusion(Attack):
     """Eq. 1 of RSPC: a share of the patches is replaced by uniform noise; the worst of `draws` is kept.
 
     The noise is uniform in [0, 1] and brought into the threat's set; linf 1 leaves it as it is.
@@ -121,16 +114,16 @@ class PatchOcclusion:
             raise BastionError(f"patch-occlusion: share is a share of the patches in (0, 1], got {self.share}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, "patch-occlusion")
+        model, batch = check_batch(model, batch, "patch-occlusion")
         x0 = batch.x
         grid = Grid.of(x0, self.size)
         count = max(1, round(self.share * grid.count))
         draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-occlusion", times=self.draws)
-        points = (
+        candidates = (
             threat.project(x0, torch.where(mask, _noise(x0, batch.index, seed, number), x0))
             for number, mask in enumerate(draws)
         )
-        return _worst(model, batch, points, LOSSES[self.loss])
+        return _worst(model, batch, candidates, LOSSES[self.loss])
 
 
 @dataclass(frozen=True)
@@ -194,7 +187,7 @@ def choose_patches(
     if how == "random":
         scores = rng.uniform(seed, batch.index, draw, (grid.count,), dtype=torch.float64)
     elif how == "gradient":
-        scores = grid.sums(ascent(model, batch, ce)[2].abs().sum(1))
+        scores = grid.sums(loss_and_grad(model, batch, ce)[2].abs().sum(1))
     else:
         scores = _attention_scores(model, batch, grid, block, where)
     return scores.argsort(stable=True, dim=1, descending=True)[:, :count]
@@ -241,7 +234,7 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
         )
     try:
         with model.tap("attention", "blocks") as taps:
-            logits = logits_of(model, x)
+            logits = forward.logits(model, x)
     except BastionError as error:
         raise BastionError(f"{where}: needs the attention maps of the model; {error}") from error
     maps = [
@@ -268,11 +261,11 @@ def _noise(x0: Tensor, index: Tensor, seed: int, number: int) -> Tensor:
     return rng.uniform(seed, index, rng.key("patch-occlusion", number), x0.shape[1:], dtype=x0.dtype)
 
 
-def _worst(model: nn.Module, batch: Batch, points: Iterable[Tensor], loss: Loss) -> Tensor:
-    """The point that is worst for the model, the image itself among them."""
-    best = Incumbent(batch.x)
+def _worst(model: nn.Module, batch: Batch, candidates: Iterable[Tensor], loss: Loss) -> Tensor:
+    """What is worst for the model, the image itself among them."""
+    best = Best(batch.x)
     best.offer(batch.x, *evaluate(model, batch, loss))
-    for x in points:
+    for x in candidates:
         best.offer(x, *evaluate(model, batch.at(x), loss))
     return best.x
 

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bastion import rng
-from bastion.attacks import attacks, journal
-from bastion.attacks.asking import Incumbent, evaluate, notice_blindness, ready
-from bastion.attacks.losses import ce, input_gradient, misclassified
+from bastion import journal, rng
+from bastion.attacks import attacks
+from bastion.attacks.losses import ce
 from bastion.attacks.patch import (
     SELECTING_BLOCK,
     Choice,
@@ -22,17 +21,18 @@ from bastion.attacks.patch import (
     patch_attention,
     random_patch,
 )
-from bastion.attacks.threat import Threat
 from bastion.errors import BastionError
+from bastion.forward import Best, check_batch, evaluate, input_gradient, misclassified, record_zero_grad
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Threat
+from bastion.types import Attack, Batch
 
 NAME = "patch-fool"
 
 
 @attacks.register(NAME)
 @dataclass(frozen=True, kw_only=True)
-class PatchFool:
+class PatchFool(Attack):
     """Patch-Fool (Fu et al. 2022): ascend cross-entropy and the attention that the first patch gets.
 
     The threat bounds the pixels of the patches: linf 1 is the paper's attack, smaller balls are its mild variants.
@@ -70,18 +70,18 @@ class PatchFool:
             raise BastionError(f"{NAME}: pixels is how many may change, at least 1, got {self.pixels}; or leave it out")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, NAME)
-        best = Incumbent(batch.x)
+        model, batch = check_batch(model, batch, NAME)
+        best = Best(batch.x)
         best.offer(batch.x, *evaluate(model, batch, ce))
         grid, chosen = self._patches(model, batch, seed)
         canvas = Canvas(self, batch, threat, grid.mask(chosen), seed=seed)
         first = grid.mask(chosen[:, :1])
         for step in range(self.steps):
             x = canvas.image()
-            loss, fooled, gradients = misled(model, batch.at(x), first if self.weight else None)
+            loss, wrong, gradients = misled(model, batch.at(x), first if self.weight else None)
             if step == 0:
-                notice_blindness(batch.index, gradients[0] * canvas.allowed)
-            best.offer(x, loss, fooled)
+                record_zero_grad(batch.index, gradients[0] * canvas.allowed)
+            best.offer(x, loss, wrong)
             canvas.repaint(gradients, step)
         x = canvas.image()
         best.offer(x, *evaluate(model, batch.at(x), ce))
@@ -109,7 +109,7 @@ class Canvas:
         self.picking = _adam(self.scores, attack.pixel_step)
 
     def image(self) -> Tensor:
-        """The point of the threat's set that the canvas stands for."""
+        """What the canvas stands for, inside the threat's set."""
         touched = self._touched()
         x = self.threat.project(self.x0, torch.where(touched, self.colours, self.x0))
         self.colours.copy_(torch.where(touched, x, self.colours))

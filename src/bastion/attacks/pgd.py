@@ -10,31 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import attacks, journal
-from bastion.attacks.asking import Incumbent, answer, ascent, evaluate, notice_blindness, ready
-from bastion.attacks.losses import (
-    LOSSES,
-    TARGETED,
-    Loss,
-    LossName,
-    TargetedLoss,
-    divergence,
-    fitting,
-    likeliest_wrong,
-)
-from bastion.attacks.threat import Threat
+from bastion.attacks import attacks
+from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, divergence, fitting, likeliest_wrong
 from bastion.errors import BastionError
+from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad, precise, predict, record_zero_grad
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import Threat
+from bastion.types import Attack, Batch
 
 
 @attacks.register("pgd")
 @dataclass(frozen=True, kw_only=True)
-class PGD:
+class PGD(Attack):
     """PGD (Madry et al. 2018): steps along the steepest direction of the threat's norm, projected back into its set.
 
-    `targets` n: one run for each of the n likeliest wrong classes instead of one away from the right class.
-    The loss `kl` is the divergence from the answer on the clean image, as in TRADES.
+    `targets` n: one search for each of the n likeliest wrong classes instead of one away from the right class.
+    The loss `kl` is the divergence from the prediction on the clean image, as in TRADES.
     """
 
     steps: int = 20
@@ -57,7 +48,7 @@ class PGD:
             )
         if self.keep == "last" and self.restarts * max(self.targets, 1) > 1:
             raise BastionError(
-                f"pgd: keep=last returns one run's last point, so it takes no {self.restarts} restarts "
+                f"pgd: keep=last returns one search's last image, so it takes no {self.restarts} restarts "
                 f"and {self.targets} targets"
             )
         if self.loss == "kl" and (self.targets or not self.random_start):
@@ -70,35 +61,35 @@ class PGD:
             raise BastionError(f"pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, "pgd")
-        x0 = batch.x
-        best = Incumbent(x0)
-        losses = self._losses(model, batch)
-        if self.keep == "best" and (self.random_start or self.steps == 0):
-            best.offer(x0, *evaluate(model, batch, losses[0]))
-        for run in range(self.restarts * len(losses)):
-            loss = losses[run % len(losses)]
-            x, velocity = self._start(batch.index, x0, threat, seed, run), torch.zeros_like(x0)
-            for step in range(self.steps):
-                value, fooled, gradient = ascent(model, batch.at(x), loss)
-                if step == 0:
-                    notice_blindness(batch.index, gradient)
-                if self.keep == "best":
-                    best.offer(x, value, fooled)
-                velocity = accumulated(velocity, gradient, self.momentum) if self.momentum else gradient
-                x = threat.project(x0, threat.ahead(x, velocity, self._length(threat), self.sparsity))
-            if self.keep == "last":
-                return x
-            best.offer(x, *evaluate(model, batch.at(x), loss))
-        return best.x
+        model, batch = check_batch(model, batch, "pgd")
+        best = Best(batch.x) if self.keep == "best" else None
+        offers_clean = best is not None and (self.random_start or self.steps == 0)
+        if offers_clean or self.targets or self.loss in ("kl", "dlr"):
+            batch = batch._replace(logits=predict(model, batch))
+        losses = self._losses(batch)
+        if best is not None and offers_clean:
+            best.offer(batch.x, *evaluate(model, batch, losses[0]))
+        for number in range(self.restarts * len(losses)):
+            x = ascend(
+                model,
+                batch,
+                threat,
+                losses[number % len(losses)],
+                self._start(batch, threat, seed, number),
+                steps=self.steps,
+                size=self._size(threat),
+                sparsity=self.sparsity,
+                momentum=self.momentum,
+                best=best,
+            )
+        return x if best is None else best.x
 
-    def _losses(self, model: nn.Module, batch: Batch) -> list[Loss]:
-        """What the runs of a restart climb: one loss, or one for each target."""
+    def _losses(self, batch: Batch) -> list[Loss]:
+        """What the searches of a restart climb: one loss, or one for each target."""
         if not self.targets and self.loss in ("ce", "margin"):
             return [LOSSES[self.loss]]
-        with torch.no_grad():
-            clean = answer(model, batch)
-        journal.passes(batch.index, 1, 0)
+        assert batch.logits is not None
+        clean = precise(batch.logits, batch.x)
         if self.loss == "kl":
             known = clean.log_softmax(1)
             return [lambda logits, _: divergence(known, logits)]
@@ -108,15 +99,46 @@ class PGD:
         chosen = likeliest_wrong(clean, batch.y, self.targets)
         return [partial(_towards, TARGETED[loss], target) for target in chosen.unbind(1)]
 
-    def _start(self, index: Tensor, x0: Tensor, threat: Threat, seed: int, run: int) -> Tensor:
+    def _start(self, batch: Batch, threat: Threat, seed: int, number: int) -> Tensor:
         if not self.random_start:
-            return x0
-        return threat.project(x0, threat.random_point(x0, index, seed=seed, draw=rng.key("pgd", run)))
+            return batch.x
+        draw = rng.key("pgd", number)
+        return threat.project(batch.x, threat.random_point(batch.x, batch.index, seed=seed, draw=draw))
 
-    def _length(self, threat: Threat) -> float:
+    def _size(self, threat: Threat) -> float:
         if self.step is not None:
             return self.step
         return threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(self.steps, 1))
+
+
+def ascend(
+    model: nn.Module,
+    batch: Batch,
+    threat: Threat,
+    loss: Loss,
+    x: Tensor,
+    *,
+    steps: int,
+    size: float,
+    sparsity: float,
+    momentum: float = 0.0,
+    mask: Tensor | None = None,
+    best: Best | None = None,
+) -> Tensor:
+    """Projected steps from x up the loss, on the pixels of a mask if there is one; each is offered to `best`."""
+    velocity = torch.zeros_like(x)
+    for step in range(steps):
+        value, wrong, gradient = loss_and_grad(model, batch.at(x), loss)
+        gradient = gradient if mask is None else gradient * mask
+        if step == 0:
+            record_zero_grad(batch.index, gradient)
+        if best is not None:
+            best.offer(x, value, wrong)
+        velocity = accumulated(velocity, gradient, momentum) if momentum else gradient
+        x = threat.project(batch.x, threat.step(x, velocity, size, sparsity))
+    if best is not None:
+        best.offer(x, *evaluate(model, batch.at(x), loss))
+    return x
 
 
 @attacks.register("fgsm")

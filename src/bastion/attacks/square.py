@@ -11,25 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng
+from bastion.acceleration import Accelerated
+from bastion.acceleration.incremental import Incremental
 from bastion.attacks import attacks
-from bastion.attacks.engine import Jobs, Run, Search, attack, opening
+from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
-from bastion.attacks.nearby import Nearby
-from bastion.attacks.threat import SHY, Threat, project
-from bastion.attacks.victim import Victim
 from bastion.errors import BastionError
 from bastion.registry import check_fields
-from bastion.types import Batch
+from bastion.threat import SAFETY, Threat, project
+from bastion.types import Attack, Batch
 
 # The share of the image that a square covers halves after each of these queries, of 10,000.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 TILES = 5  # the l2 and l1 starts lay a pattern on so many tiles a side
-AHEAD = 64  # a run's random numbers are drawn for so many queries at once
+QUERIES_DRAWN = 64  # a search's random numbers are drawn for so many queries at once
 
 
 @attacks.register("square")
 @dataclass(frozen=True, kw_only=True)
-class Square:
+class Square(Attack):
     """Square Attack (Andriushchenko et al. 2020): random squares, kept when the margin falls; no gradients.
 
     `rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not.
@@ -69,91 +69,92 @@ class Square:
 
 
 @dataclass
-class Squares(Run):
-    kept: Tensor  # the best point so far
-    kept_margin: Tensor  # (B,) of the model's answer there; the lower the better
+class Squares(SearchState):
+    kept: Tensor  # the best x so far
+    kept_margin: Tensor  # (B,) of the right class there; the lower the better
     index: Tensor
-    dice: Tensor  # (B, AHEAD, …) random numbers of this query and the next
-    corner: Tensor  # int64 (B, 2) the first row and column of the square in which the point differs from the kept one
+    random: Tensor  # (B, QUERIES_DRAWN, …) numbers of this query and the next
+    corner: Tensor  # int64 (B, 2) the first row and column of the square in which x differs from the kept one
     side: Tensor  # int64 (B,) of the square
 
 
 class RandomSquares(Search[Squares]):
-    """Ask about the kept point with one square changed; keep the change if it pays off."""
+    """Try the kept x with one square changed; keep the change if it pays off."""
 
     odd = True
-    blind = True
+    gradient_free = True
 
     def __init__(self, settings: Square, threat: Threat, seed: int) -> None:
         self.settings, self.threat, self.seed = settings, threat, seed
         self.sides = torch.zeros(0)
-        self.nearby: Nearby | None = None
+        self.incremental: Incremental | None = None
 
     def start(self, jobs: Jobs, batch: Batch) -> Squares:
         self.sides = self.settings.sides(*batch.x.shape[2:], odd=self.odd).to(batch.x.device)
         x = self.first(batch, jobs.number)
         worst = x.new_full((len(x),), torch.inf)
-        dice = x.new_zeros(len(x), AHEAD, self.draws(batch.x.shape[1]), dtype=torch.float32)
+        random = x.new_zeros(len(x), QUERIES_DRAWN, self.numbers(batch.x.shape[1]), dtype=torch.float32)
         corner = torch.zeros(len(x), 2, dtype=torch.int64, device=x.device)
         everywhere = torch.full_like(jobs.at, max(x.shape[2:]))
         return Squares(
-            **opening(jobs, batch, x),
+            **initial_state(jobs, batch, x),
             kept=x.clone(),
             kept_margin=worst,
             index=batch.index,
-            dice=dice,
+            random=random,
             corner=corner,
             side=everywhere,
         )
 
-    def wants_gradient(self, runs: Squares) -> Tensor:
-        return torch.zeros_like(runs.done)
+    def wants_gradient(self, state: Squares) -> Tensor:
+        return torch.zeros_like(state.done)
 
-    def loss(self, runs: Squares, logits: Tensor) -> Tensor:
-        return margin(logits, runs.y)
+    def loss(self, state: Squares, logits: Tensor) -> Tensor:
+        return margin(logits, state.y)
 
-    def tell(self, runs: Squares, logits: Tensor, gradient: Tensor) -> None:
-        lead = -margin(logits, runs.y)
-        lower = lead < runs.kept_margin
+    def update(self, state: Squares, logits: Tensor, gradient: Tensor) -> None:
+        lead = -margin(logits, state.y)
+        lower = lead < state.kept_margin
         taken = lower | (lead <= 0)  # few are: the others' rows are left alone
-        runs.kept[taken] = runs.x[taken]
-        if self.nearby is not None:
-            self.nearby.accept(taken)
-        runs.kept_margin = torch.where(lower, lead, runs.kept_margin)
-        runs.done = runs.step >= self.settings.queries
-        side = self.sides[runs.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
+        state.kept[taken] = state.x[taken]
+        if self.incremental is not None:
+            self.incremental.accept(taken)
+        state.kept_margin = torch.where(lower, lead, state.kept_margin)
+        state.done = state.step >= self.settings.queries
+        side = self.sides[state.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
         if side is not None:
-            runs.x = self.change(runs, side)
-        runs.step = runs.step + 1
+            state.x = self.change(state, side)
+        state.step = state.step + 1
 
-    def best(self, runs: Squares) -> tuple[Tensor, Tensor]:
-        return runs.kept, -runs.kept_margin
+    def best(self, state: Squares) -> tuple[Tensor, Tensor]:
+        return state.kept, -state.kept_margin
 
     def first(self, batch: Batch, number: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def change(self, runs: Squares, side: Tensor) -> Tensor:
-        """The kept point with a square of this side changed; one side for each run."""
+    def change(self, state: Squares, side: Tensor) -> Tensor:
+        """The kept x with a square of this side changed; one side for each search."""
         raise NotImplementedError
 
-    def draws(self, channels: int) -> int:
+    def numbers(self, channels: int) -> int:
         """How many random numbers a query takes."""
         raise NotImplementedError
 
-    def roll(self, runs: Squares) -> Tensor:
-        """(B, draws) random numbers in [0, 1) for the next query of each run."""
-        turn = runs.step % AHEAD
+    def draw(self, state: Squares) -> Tensor:
+        """(B, numbers) random numbers in [0, 1) for the next query of each search."""
+        turn = state.step % QUERIES_DRAWN
         spent = (turn == 0).nonzero()[:, 0]
         if len(spent):
-            first = rng.key("square") + runs.number[spent] * (self.settings.queries + AHEAD) + runs.step[spent]
-            draw = (first[:, None] + torch.arange(AHEAD, device=first.device)).flatten()
-            index = runs.index[spent].repeat_interleave(AHEAD)
-            fresh = rng.uniform(self.seed, index, draw, runs.dice.shape[2:])
-            runs.dice[spent] = fresh.view(len(spent), *runs.dice.shape[1:])
-        return runs.dice[torch.arange(len(runs), device=turn.device), turn]
+            apart = self.settings.queries + QUERIES_DRAWN  # no two searches share a number
+            first = rng.key("square") + state.number[spent] * apart + state.step[spent]
+            draw = (first[:, None] + torch.arange(QUERIES_DRAWN, device=first.device)).flatten()
+            index = state.index[spent].repeat_interleave(QUERIES_DRAWN)
+            fresh = rng.uniform(self.seed, index, draw, state.random.shape[2:])
+            state.random[spent] = fresh.view(len(spent), *state.random.shape[1:])
+        return state.random[torch.arange(len(state), device=turn.device), turn]
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a square lies: the image's rows and columns, counted from its top left corner."""
 
     rows: Tensor  # int64 (B, H)
@@ -161,10 +162,10 @@ class Place(NamedTuple):
     side: Tensor  # int64 (B, 1)
 
     @classmethod
-    def random(cls, dice: Tensor, side: Tensor, image: Tensor) -> Place:
+    def random(cls, random: Tensor, side: Tensor, image: Tensor) -> Position:
         """For squares of these sides in images like these, by two random numbers in [0, 1) for each."""
         (rows, top), (columns, left) = (
-            (torch.arange(length, device=side.device), (dice[:, axis] * (length - side + 1)).long())
+            (torch.arange(length, device=side.device), (random[:, axis] * (length - side + 1)).long())
             for axis, length in enumerate(image.shape[2:])
         )
         return cls(rows - top[:, None], columns - left[:, None], side[:, None])
@@ -191,22 +192,22 @@ class PaintedSquares(RandomSquares):
         stripes = rng.signs(self.seed, batch.index, draw, (channels, 1, width), dtype=batch.x.dtype)
         return (batch.x + self.threat.eps * stripes).clamp(0, 1)
 
-    def ask(self, runs: Squares, victim: Victim, x: Tensor) -> Tensor:
+    def logits(self, state: Squares, model: Accelerated, x: Tensor) -> Tensor:
         """By what the squares change, where that is cheaper."""
-        if self.nearby is None or self.nearby.victim is not victim:
-            self.nearby = Nearby(victim)
-        whose = torch.stack([runs.at, runs.number], 1)
-        return self.nearby.ask(x, runs.kept, runs.corner, int(runs.side.max()), whose)
+        if self.incremental is None:
+            self.incremental = Incremental(model)
+        whose = torch.stack([state.at, state.number], 1)
+        return self.incremental.logits(x, state.kept, state.corner, int(state.side.max()), whose)
 
-    def draws(self, channels: int) -> int:
+    def numbers(self, channels: int) -> int:
         return 2 + channels
 
-    def change(self, runs: Squares, side: Tensor) -> Tensor:
-        dice = self.roll(runs)
-        place, signs = Place.random(dice[:, :2], side, runs.x0), _signs(dice[:, 2:], runs.x0)
-        painted = (runs.x0 + self.threat.eps * signs).clamp_(0, 1)
-        runs.corner, runs.side = place.corner, side
-        return torch.where(place.mask(), painted, runs.kept)
+    def change(self, state: Squares, side: Tensor) -> Tensor:
+        random = self.draw(state)
+        position, signs = Position.random(random[:, :2], side, state.x0), _signs(random[:, 2:], state.x0)
+        painted = (state.x0 + self.threat.eps * signs).clamp_(0, 1)
+        state.corner, state.side = position.corner, side
+        return torch.where(position.mask(), painted, state.kept)
 
 
 class MovedSquares(RandomSquares):
@@ -228,23 +229,23 @@ class MovedSquares(RandomSquares):
         offset[:, :, top : top + down * side, left : left + across * side] = laid
         return self.inside(batch.x, offset)
 
-    def draws(self, channels: int) -> int:
+    def numbers(self, channels: int) -> int:
         return 5 + channels
 
-    def change(self, runs: Squares, side: Tensor) -> Tensor:
-        channels = runs.x0.shape[1]
-        dice = self.roll(runs)
-        to, off = (Place.random(dice[:, pair], side, runs.x0) for pair in (slice(0, 2), slice(2, 4)))
+    def change(self, state: Squares, side: Tensor) -> Tensor:
+        channels = state.x0.shape[1]
+        random = self.draw(state)
+        to, off = (Position.random(random[:, pair], side, state.x0) for pair in (slice(0, 2), slice(2, 4)))
         square, emptied = to.mask(), off.mask()
-        offset = runs.kept - runs.x0
+        offset = state.kept - state.x0
         here = offset * square
-        shape = self._laid(to, upright=dice[:, 4] < 0.5).to(offset)
-        fresh = square * (_signs(dice[:, 5:], offset) * shape + here / (self.size(here) + 1e-12))
+        shape = self._laid(to, upright=random[:, 4] < 0.5).to(offset)
+        fresh = square * (_signs(random[:, 5:], offset) * shape + here / (self.size(here) + 1e-12))
         spare = (self.threat.eps**self.order - self.size(offset, whole=True) ** self.order).clamp(min=0)
         budget = spare / channels + self.size(offset * (square | emptied)) ** self.order
         budget = budget.sqrt() if self.threat.norm == "l2" else budget * channels
         fresh = fresh * (budget / (self.size(fresh) + 1e-12))
-        return self.inside(runs.x0, torch.where(square, fresh, offset * ~emptied))
+        return self.inside(state.x0, torch.where(square, fresh, offset * ~emptied))
 
     @property
     def order(self) -> int:
@@ -255,16 +256,16 @@ class MovedSquares(RandomSquares):
         """How fast the pattern falls off from its middle."""
         return 2 if self.threat.norm == "l2" else 4
 
-    def _laid(self, place: Place, upright: Tensor) -> Tensor:
-        """(B, 1, H, W) the pattern, each run's at its place; beyond the square whatever."""
-        sides = place.side[:, 0]
-        distinct = sorted(set(sides.tolist()))  # runs that started together have the same
+    def _laid(self, position: Position, upright: Tensor) -> Tensor:
+        """(B, 1, H, W) the pattern, each search's at its position; beyond the square whatever."""
+        sides = position.side[:, 0]
+        distinct = sorted(set(sides.tolist()))  # searches that started together have the same
         largest = distinct[-1]
         bank = torch.zeros(len(distinct), largest, largest, dtype=torch.float64, device=sides.device)
-        for place_in_bank, side in enumerate(distinct):
-            bank[place_in_bank, :side, :side] = pattern(side, self.power)
+        for number, side in enumerate(distinct):
+            bank[number, :side, :side] = pattern(side, self.power)
         which = torch.searchsorted(torch.tensor(distinct, device=sides.device), sides)
-        rows, columns = (at.clamp(0, largest - 1) for at in (place.rows, place.columns))
+        rows, columns = (at.clamp(0, largest - 1) for at in (position.rows, position.columns))
         rows, columns = rows[:, :, None], columns[:, None, :]
         upright = upright[:, None, None]
         first, second = torch.where(upright, rows, columns), torch.where(upright, columns, rows)
@@ -281,13 +282,13 @@ class MovedSquares(RandomSquares):
         if self.threat.norm == "l1":
             return project("l1", x0, x0 + offset, self.threat.eps)
         size = torch.linalg.vector_norm(offset, 2, dim=(1, 2, 3), keepdim=True, dtype=torch.float64)
-        moved: Tensor = x0 + offset * (SHY * self.threat.eps / (size + 1e-12)).to(x0.dtype)
+        moved: Tensor = x0 + offset * (SAFETY * self.threat.eps / (size + 1e-12)).to(x0.dtype)
         return moved.clamp(0, 1)
 
 
-def _signs(dice: Tensor, image: Tensor) -> Tensor:
+def _signs(random: Tensor, image: Tensor) -> Tensor:
     """(B, C, 1, 1) of -1 and +1, by random numbers in [0, 1)."""
-    return torch.where(dice < 0.5, -1.0, 1.0).to(image.dtype)[:, :, None, None]
+    return torch.where(random < 0.5, -1.0, 1.0).to(image.dtype)[:, :, None, None]
 
 
 @cache

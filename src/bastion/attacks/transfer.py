@@ -11,23 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bastion import rng
-from bastion.attacks import attacks, journal
-from bastion.attacks.asking import Incumbent, answer, evaluate, logits_of, notice_blindness, ready
-from bastion.attacks.losses import LOSSES, LossName, input_gradient
+from bastion import forward, journal, rng
+from bastion.attacks import attacks
+from bastion.attacks.losses import LOSSES, LossName
 from bastion.attacks.patch import Grid, check_patches
 from bastion.attacks.pgd import accumulated
-from bastion.attacks.threat import Threat
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError
+from bastion.forward import Best, check_batch, evaluate, input_gradient, precise, record_zero_grad
 from bastion.registry import check_fields
-from bastion.types import Batch, Tapped
+from bastion.threat import Threat
+from bastion.types import Attack, Batch, Tapped
 
 
 @attacks.register("transferable")
 @dataclass(frozen=True, kw_only=True)
-class Transferable:
-    """MI-FGSM (Dong et al. 2018) from the clean image, with options that make its points less particular to the model.
+class Transferable(Attack):
+    """MI-FGSM (Dong et al. 2018) from the clean image, with options that make it less particular to the model.
 
     The last iterate is returned, as the best one fits the source too well; the image itself where that is worse.
     """
@@ -61,32 +61,32 @@ class Transferable:
             )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        batch = ready(model, batch, "transferable")
+        model, batch = check_batch(model, batch, "transferable")
         x0 = batch.x
         length = threat.eps * (self.rel_step if self.rel_step is not None else 1 / max(self.steps, 1))
         x, velocity = x0, torch.zeros_like(x0)
         for step in range(self.steps):
             gradient = self._gradient(model, batch, x, seed=seed, step=step)
             if step == 0:
-                notice_blindness(batch.index, gradient)
+                record_zero_grad(batch.index, gradient)
             velocity = accumulated(velocity, gradient, self.momentum)
-            x = threat.project(x0, threat.ahead(x, velocity, length, self.sparsity))
-        best = Incumbent(x0)
-        for point in (x0, x):
-            best.offer(point, *evaluate(model, batch.at(point), LOSSES[self.loss]))
+            x = threat.project(x0, threat.step(x, velocity, length, self.sparsity))
+        best = Best(x0)
+        for candidate in (batch, batch.at(x)):
+            best.offer(candidate.x, *evaluate(model, candidate, LOSSES[self.loss]))
         return best.x
 
     def _gradient(self, model: nn.Module, batch: Batch, x: Tensor, *, seed: int, step: int) -> Tensor:
         """Of the source's loss at x, as far as the options let it see and pass."""
         x0 = batch.x
         mask = self._mask(batch, seed, step)
-        point = torch.where(mask, x, x0).requires_grad_()
+        seen = torch.where(mask, x, x0).requires_grad_()
         with torch.enable_grad(), constant_attention() if self.constant_attention else nullcontext():
-            view = point if self.shrink == 1 else shrunk(point, batch.index, self.shrink, seed=seed, step=step)
-            answers = block_logits(model, view) if self.every_block else [answer(model, batch.at(view))]
-            loss = torch.stack([LOSSES[self.loss](logits, batch.y) for logits in answers])
-            gradient = input_gradient(loss, point) * mask
-        journal.passes(batch.index, len(answers), 1)
+            view = seen if self.shrink == 1 else shrunk(seen, batch.index, self.shrink, seed=seed, step=step)
+            made = block_logits(model, view) if self.every_block else [forward.logits(model, view, batch.y)]
+            loss = torch.stack([LOSSES[self.loss](precise(logits, x), batch.y) for logits in made])
+            gradient = input_gradient(loss, seen) * mask
+        journal.passes(batch.index, len(made), 1)
         if self.spread:
             away = x - x0
             gradient = gradient + self.spread * away / away.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1, 1)
@@ -192,14 +192,14 @@ def _detached(argument: Any) -> Any:
 
 
 def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """What the model would answer if it ended after each of its blocks: with its own final norm, pooling and head."""
+    """The logits of the model if it ended after each of its blocks: with its own final norm, pooling and head."""
     if not isinstance(model, Tapped):
         raise BastionError(
             f"self-ensemble: needs the blocks of the model, and {type(model).__name__} does not show any; "
             "give a bastion Classifier"
         )
     with model.tap("blocks") as taps:
-        last = logits_of(model, x)
+        last = forward.logits(model, x)
     outputs = list(taps.blocks.values())
     if any(output.shape != outputs[-1].shape for output in outputs):
         shapes = ", ".join(sorted({"×".join(map(str, output.shape[1:])) for output in outputs}))
@@ -208,11 +208,11 @@ def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
             "take a plain Vision Transformer"
         )
     modules = [block.module for block in model.blocks()]
-    answers = []
+    earlier = []
     for output in outputs[:-1]:
         with _passing(modules, output):
-            answers.append(model(x.detach()))  # what comes before the blocks is run for its shape only
-    return [*answers, last]
+            earlier.append(model(x.detach()))  # what comes before the blocks is run for its shape only
+    return [*earlier, last]
 
 
 @contextmanager

@@ -13,9 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image, new

@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchLayout:
     """What a batch is made of: of each source so many images, copies counted."""
 
     counts: tuple[int, ...]
@@ -40,7 +40,7 @@ class Plan:
         return sum(self.counts)
 
 
-def plan(pool: Pool, batch: int, repeats: int = 1) -> Plan:
+def batch_layout(pool: Pool, batch: int, repeats: int = 1) -> BatchLayout:
     """Shares of a batch are rounded to whole images; the data set's own fill the rest."""
     counts = [round(share * batch) for share in pool.shares]
     own = batch - sum(counts)
@@ -52,7 +52,7 @@ def plan(pool: Pool, batch: int, repeats: int = 1) -> Plan:
     length = len(pool.sources[0])
     if length < own:
         raise BastionError(f"batch: {own} is more than the {length} training images; make it smaller")
-    return Plan((own, *counts), repeats, length // own)
+    return BatchLayout((own, *counts), repeats, length // own)
 
 
 class _Augmented(Dataset[Batch]):
@@ -104,9 +104,11 @@ class _Order:
     Of each batch a process gets its share.
     """
 
-    def __init__(self, pool: Pool, plan: Plan, seed: int, start: int, stop: int, rank: int, ranks: int) -> None:
-        self.sources, self.plan, self.seed, self.start, self.stop = pool.sources, plan, seed, start, stop
-        self.share = _share(plan.batch, rank, ranks)
+    def __init__(
+        self, pool: Pool, layout: BatchLayout, seed: int, start: int, stop: int, rank: int, ranks: int
+    ) -> None:
+        self.sources, self.layout, self.seed, self.start, self.stop = pool.sources, layout, seed, start, stop
+        self.share = _share(layout.batch, rank, ranks)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -116,10 +118,10 @@ class _Order:
             _Deck(positions, self.seed, f"extra {number}, turn" if number else "epoch")
             for number, positions in enumerate(self.sources)
         )
-        count, *counts = self.plan.counts
-        repeats = self.plan.repeats
+        count, *counts = self.layout.counts
+        repeats = self.layout.repeats
         for step in range(self.start, self.stop):
-            epoch, within = divmod(step, self.plan.steps)
+            epoch, within = divmod(step, self.layout.steps)
             cards = [*own.deal(epoch * len(own.positions) * repeats + within * count, count, repeats)]
             for deck, each in zip(extra, counts, strict=True):
                 cards += deck.deal(step * each, each, repeats)
@@ -160,7 +162,7 @@ def training_batches(
     """
     return DataLoader(
         _Augmented(pool, transform, seed),
-        batch_sampler=_Order(pool, plan(pool, batch, repeats), seed, start, stop, rank, ranks),
+        batch_sampler=_Order(pool, batch_layout(pool, batch, repeats), seed, start, stop, rank, ranks),
         collate_fn=_as_is,
         num_workers=workers,
         worker_init_fn=_ignore_signals,

@@ -22,12 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bastion import rng, storage
-from bastion.attacks.asking import logits_of
-from bastion.attacks.losses import input_gradient
-from bastion.attacks.victim import frozen
+from bastion import forward, rng, storage
+from bastion.forward import frozen, in_mode, input_gradient
 from bastion.models import checkpoint
-from bastion.models.classifier import in_mode
 from bastion.run import Run
 from bastion.types import DataSet
 
@@ -108,7 +105,7 @@ def _answers(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     x = images.to(device_of(model)).requires_grad_()
     with torch.enable_grad(), in_mode(model, training=False), rng.preserved(), one_thread(), frozen(model):
         rng.reseed("identity")
-        logits = logits_of(model, x)
+        logits = forward.logits(model, x)
         try:
             gradient = input_gradient(logits.amax(1), x)
         except RuntimeError:  # a model that cannot be differentiated can still be measured

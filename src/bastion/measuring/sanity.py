@@ -24,7 +24,7 @@ class Check:
 
 
 _BORDER = 0.002  # as in AutoAttack: at the border of the ball any attack may miss a few
-_MASKED = "the gradients are masked, and the survivors of gradient attacks prove nothing"
+_MASKED = "the gradients are masked, so the failure of gradient attacks says nothing about robustness"
 
 CHECKS: dict[str, Check] = {
     "input-range": Check(
@@ -32,12 +32,12 @@ CHECKS: dict[str, Check] = {
         share=0.5,  # a picture may be that dark; most of them cannot
     ),
     "nan": Check(
-        "The model answers NaN or infinity on the clean image: NaN counts as a mistake, and infinity leads no attack "
-        "anywhere. Look for overflow and for a division by zero."
+        "The logits of the clean image are NaN or infinite: NaN counts as a mistake, and infinity stops every attack. "
+        "Look for overflow and for a division by zero."
     ),
     "probabilities": Check(
-        "The answers are probabilities, but logits are expected: attacks on the cross-entropy take the softmax of a "
-        "softmax, and their gradients fade. Remove the model's last softmax.",
+        "The model returns probabilities, but logits are expected: attacks on the cross-entropy take the softmax of a "
+        "softmax, and their gradients vanish. Remove the model's last softmax.",
         share=0.5,  # two logits that happen to add up to one are no softmax
     ),
     "training-mode": Check(
@@ -49,52 +49,52 @@ CHECKS: dict[str, Check] = {
         "that is judged. Switch the randomness off in eval mode, or attack the average over many passes."
     ),
     "batch-dependent": Check(
-        "The logits of an image change with the images beside it, as under BatchNorm in training mode: an attack can "
-        "hide behind its neighbours. Make eval() reach every module, and let nothing mix the examples of a batch."
+        "The logits of an image change with the images beside it, as under BatchNorm in training mode, so a "
+        "result depends on the batch. Make eval() reach every module, and let nothing mix the examples of a batch."
     ),
     "dynamic": Check(
-        "The model takes gradients inside its forward pass, to adapt to its input or to purify it: an attack by "
-        "gradient may not see through that, and needs as many more passes. Attack it in a way made for it."
+        "The model takes gradients inside its forward pass, to adapt to its input or to purify it, which "
+        "gradient attacks may not see through. Use an adaptive attack, made for this model."
     ),
     "zero-gradient": Check(
-        "The gradient at the clean image is zero or not finite, so attacks by gradient have nowhere to go. Look for "
-        "rounding, thresholds, detach() or saturation; attack without gradients, or through a smooth stand-in (BPDA)."
+        "The gradient at the clean image is zero or not finite, so gradient attacks cannot move. Look for rounding, "
+        "thresholds, detach() or saturation; attack without gradients, or through a smooth approximation (BPDA)."
     ),
     "saturated-ce": Check(
         "The gradient of the cross-entropy is zero or not finite where that of the margin is not: the logits are so "
         "large that softmax is flat. Attack with loss=margin or loss=dlr."
     ),
     "one-step-beats-many": Check(
-        f"One step of FGSM fools what PGD with many steps does not: {_MASKED}. Take more steps and restarts, other "
+        f"One step of FGSM fools what PGD with many steps does not: {_MASKED}. Use more steps and restarts, other "
         "losses, and an attack without gradients.",
         share=_BORDER,
     ),
     "noise-beats-gradient": Check(
-        f"Random points of the threat fool what PGD does not: {_MASKED}. Take more steps and restarts, other losses, "
-        "and an attack without gradients.",
+        f"Random noise inside the threat fools what PGD does not: {_MASKED}. Use more steps and restarts, other "
+        "losses, and an attack without gradients.",
         share=_BORDER,
     ),
     "unbounded-survives": Check(
         f"PGD that may change every pixel to any value still does not fool the model: {_MASKED}. Attack without "
-        "gradients, or through a smooth stand-in (BPDA)."
+        "gradients, or through a smooth approximation (BPDA)."
     ),
     "square-beats-white-box": Check(
-        f"Square, which uses no gradient, fools what the white-box attacks do not: {_MASKED}. Believe the worst case "
+        f"Square, which uses no gradient, fools what the white-box attacks do not: {_MASKED}. Trust the worst case "
         "only after an attack made for this model.",
         share=_BORDER,
     ),
     "blind-start": Check(
-        "Every run of the attack began where its gradient is zero everywhere, so it had nowhere to go, and that it "
-        "fooled nobody proves nothing. Look for saturated logits (loss=margin or loss=dlr), rounding, thresholds or "
-        "detach(); attack without gradients, or through a smooth stand-in (BPDA)."
+        "Every search of the attack began where its gradient is zero, so its failure says nothing about robustness. "
+        "Look for saturated logits (loss=margin or loss=dlr), rounding, thresholds or detach(); attack without "
+        "gradients, or through a smooth approximation (BPDA)."
     ),
     "out-of-budget": Check(
-        "The attack returned points outside the threat's set, or NaN: they do not count, and that these examples "
-        "survive proves nothing. Let the attack project its points with `threat.project`."
+        "The attack returned images outside the threat's set, or NaN: they do not count, so its failure says nothing "
+        "about robustness. Project what the attack returns with `threat.project`."
     ),
     "few-classes": Check(
-        "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss took its "
-        "place. Say so where the number stands beside others of AutoAttack."
+        "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss was "
+        "used. Say so where the number is compared with others of AutoAttack."
     ),
 }
 

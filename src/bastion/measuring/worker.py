@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from bastion import rng, storage
 from bastion.data import datasets
 from bastion.errors import BastionError
+from bastion.forward import in_mode
 from bastion.measuring.identity import device_of
 from bastion.measuring.store import FactStore
 from bastion.models import Classifier
-from bastion.models.classifier import in_mode
 from bastion.models.load import load
 from bastion.probes import probes
 from bastion.recipe_files import merge

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bastion.models.classifier import Classifier, in_mode
+from bastion.forward import in_mode
+from bastion.models.classifier import Classifier
 
 
 def parameters(model: nn.Module) -> int:

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bastion.models.classifier import Backbone, in_mode
+from bastion.forward import in_mode
+from bastion.models.classifier import Backbone
 
 Activation = Literal["gelu", "relu", "silu"]
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks.asking import logits_of
-from bastion.attacks.losses import misclassified
+from bastion import forward
+from bastion.forward import misclassified
 from bastion.probes import probes
+from bastion.settings import settings
 from bastion.types import Batch, Probe
 
 
 @probes.register("accuracy")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Accuracy(Probe):
     """Is the image as it comes classified right?"""
 
@@ -28,5 +28,5 @@ class Accuracy(Probe):
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         with torch.no_grad():
-            logits = logits_of(model, batch.x)
+            logits = forward.logits(model, batch.x)
         return {"correct": ~misclassified(logits, batch.y), "prediction": logits.argmax(1)}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks import Attack, Threat, journal
-from bastion.attacks.ensemble import AutoAttack, Ensemble, described
+from bastion import journal
+from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.probes import probes
+from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("adversarial")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Adversarial(Probe):
     """Robust accuracy: `correct` where nothing that the attack returned is both inside the threat and misclassified.
 
@@ -53,7 +53,7 @@ class Adversarial(Probe):
             "prediction": verdict.prediction,
             "before": verdict.before,
             "fooled_by": _members(notes, batch.index, verdict.fooled),
-            **notes.told(batch.index, verdict.fooled, verdict.inside),
+            **notes.columns(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
         }
@@ -61,11 +61,8 @@ class Adversarial(Probe):
 
 def describe_attack(attack: Attack, threat: Threat) -> Description:
     """What a probe that attacks says of itself."""
-    if isinstance(attack, AutoAttack):
-        attack = attack.ensemble(threat.norm)
-    members = attack.members if isinstance(attack, Ensemble) else ()
-    versions = tuple(getattr(member, "version", 1) for member in members or (attack,))
-    return Description(threat, tuple(described(member) for member in members), versions)
+    members = tuple(name for name, _ in attack.named_members(threat.norm))
+    return Description(threat, members, attack.versions(threat.norm))
 
 
 def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:

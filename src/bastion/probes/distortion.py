@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bastion.attacks import Attack, Threat, journal
+from bastion import journal
+from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
-from bastion.attacks.threat import Norm
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
+from bastion.settings import settings
+from bastion.threat import Norm
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("distortion")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Distortion(Probe):
-    """`distance` of the nearest fooling point that the attack found: 0 for clean mistakes, inf where it found none.
+    """`distance` of the nearest adversarial example found: 0 for clean mistakes, inf where there is none.
 
     The share of examples with `distance` above a radius bounds the robust accuracy at every radius at once.
     """
@@ -52,7 +54,7 @@ class Distortion(Probe):
             "distance": torch.where(verdict.clean, distance, 0).float(),
             "prediction": verdict.prediction,
             "before": verdict.before,
-            **notes.told(batch.index, verdict.fooled, verdict.inside),
+            **notes.columns(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
         }

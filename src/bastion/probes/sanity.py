@@ -6,19 +6,20 @@ means, and how many examples make a warning, stands in `measuring/sanity.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from bastion import rng
+from bastion import forward, rng
 from bastion.attacks import Attack, Threat
-from bastion.attacks.asking import GradientsInside, logits_of, ready
-from bastion.attacks.losses import Loss, LossName, ce, margin, misclassified
+from bastion.attacks.judge import is_adversarial
+from bastion.attacks.losses import LossName, ce, margin
 from bastion.attacks.pgd import PGD, fgsm
-from bastion.errors import BastionError
+from bastion.forward import GradientsInside, Loss, check_batch, misclassified
 from bastion.probes import probes
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, settings
 from bastion.types import Batch, Description, Probe
 
 TOLERANCE = 1e-4  # of an answer's length: more than float rounding
@@ -26,7 +27,7 @@ BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
 
 
 @probes.register("sanity")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Sanity(Probe):
     """Can a robustness number be trusted? `warning.CODE` is true where an example shows the symptom.
 
@@ -35,9 +36,9 @@ class Sanity(Probe):
     """
 
     threat: Threat
-    steps: int = 10  # of PGD
-    forwards: int = 3  # that must agree
-    tries: int = 4  # random points of the threat
+    steps: Annotated[int, Ge(2)] = 10  # of PGD
+    forwards: Annotated[int, Ge(2)] = 3  # that must agree
+    tries: AtLeastOne = 4  # random points of the threat
     loss: LossName = "ce"  # of FGSM and PGD
 
     role = "check"
@@ -45,31 +46,22 @@ class Sanity(Probe):
     def describe(self) -> Description:
         return Description(self.threat)
 
-    def __post_init__(self) -> None:
-        check_fields(self, "sanity")
-        if self.steps < 2 or self.forwards < 2 or self.tries < 1:
-            raise BastionError(
-                "sanity: need steps >= 2, forwards >= 2 and tries >= 1, "
-                f"got {self.steps}, {self.forwards} and {self.tries}"
-            )
-
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
-        batch = ready(model, batch, "sanity")
-        model = Attached(model)
+        model, batch = check_batch(model, batch, "sanity")
         x, inside = batch.x.clone().requires_grad_(), GradientsInside()
         with torch.enable_grad():
             with inside:
-                logits = model(x)
+                logits = forward.logits(model, x)
             no_ce, no_margin = (stuck(loss, logits, batch.y, x) for loss in (ce, margin))
-        logits = logits.detach()
+        logits, grain = logits.detach(), torch.finfo(logits.dtype).eps
         finite = logits.isfinite().all(1)
         right = finite & ~misclassified(logits, batch.y)
         random = self._random(model, batch.x, logits)
         symptoms = {
             "input-range": dark(batch.x),
             "nan": ~finite,
-            "probabilities": probabilities(logits, model.grain),
-            "training-mode": torch.full_like(right, any(module.training for module in model.model.modules())),
+            "probabilities": probabilities(logits, grain),
+            "training-mode": torch.full_like(right, any(module.training for module in model.modules())),
             "stochastic": random,
             "batch-dependent": batch_dependent(model, batch.x, logits) & ~random,
             "dynamic": torch.full_like(right, inside.found),
@@ -83,7 +75,7 @@ class Sanity(Probe):
     def _random(self, model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
         """(B,) bool: the next forward passes do not give the same answer."""
         with torch.no_grad():
-            changed = [differs(logits, model(x)) for _ in range(self.forwards - 1)]
+            changed = [differs(logits, forward.logits(model, x)) for _ in range(self.forwards - 1)]
         return torch.stack(changed).any(0)
 
     def _compare_attacks(self, model: nn.Module, batch: Batch, right: Tensor, seed: int) -> dict[str, Tensor]:
@@ -107,22 +99,6 @@ class Sanity(Probe):
         }
 
 
-class Attached(nn.Module):
-    """A model whose answer always hangs on its input: one that detaches it has a zero gradient, and is no error."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-        self.num_classes = getattr(model, "num_classes", None)
-        self.grain = 0.0  # relative rounding of its last answer
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = logits_of(self.model, x)
-        self.grain = torch.finfo(logits.dtype).eps
-        return logits + 0 * x.flatten(1).sum(1, keepdim=True)
-
-
 def fooled_by(attack: Attack, model: nn.Module, batch: Batch, which: Tensor, threat: Threat, *, seed: int) -> Tensor:
     """(B,) bool: those of `which`, all right, that the attack fools inside the threat."""
     result = torch.zeros_like(which)
@@ -130,14 +106,16 @@ def fooled_by(attack: Attack, model: nn.Module, batch: Batch, which: Tensor, thr
         some = batch.select(which)
         x = attack(model, some, threat, seed=seed)
         with torch.no_grad():
-            result[which] = threat.contains(some.x, x) & misclassified(model(x), some.y)
+            result[which] = is_adversarial(threat, some.x, x, forward.logits(model, x), some.y)
     return result
 
 
 def stuck(loss: Loss, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """(B,) bool: the gradient of the loss shows no way."""
-    (gradient,) = torch.autograd.grad(loss(logits, y).sum(), x, retain_graph=True)
-    flat = gradient.flatten(1)
+    gradient = None
+    if logits.requires_grad:  # a model that detaches its input has no gradient, and is no error
+        (gradient,) = torch.autograd.grad(loss(logits, y).sum(), x, retain_graph=True, allow_unused=True)
+    flat = (torch.zeros_like(x) if gradient is None else gradient).flatten(1)
     return ~flat.isfinite().all(1) | (flat == 0).all(1)
 
 
@@ -150,7 +128,7 @@ def differs(logits: Tensor, again: Tensor) -> Tensor:
 def batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
     """(B,) bool: the answer changes beside other images, here the negatives of the batch, and in another place."""
     with torch.no_grad():
-        among_others = model(torch.cat([1 - x, x]))[len(x) :]
+        among_others = forward.logits(model, torch.cat([1 - x, x]))[len(x) :]
     return differs(logits, among_others)
 
 

@@ -1,36 +1,37 @@
-"""Does the classification survive points that were made for another model?"""
+"""Does the classification survive adversarial examples of another model?"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bastion import storage
-from bastion.attacks import Attack, Threat, journal
-from bastion.attacks.asking import logits_of
-from bastion.attacks.judge import proposed
-from bastion.attacks.losses import misclassified
+from bastion import forward, journal, storage
+from bastion.acceleration import Accelerated, accelerate
+from bastion.attacks import Attack, Threat
+from bastion.attacks.judge import is_adversarial, run_attack
 from bastion.errors import BastionError
-from bastion.models import Classifier, checkpoint
+from bastion.forward import misclassified
+from bastion.models import checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
+from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("transfer")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Transfer(Probe):
-    """Accuracy on points that an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
+    """Accuracy on what an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
 
-    Every example is attacked, so what is told of the source does not depend on the model that is measured.
-    `correct` where the clean image is right and the point, if it is inside the threat, is right too. `distance` is that
-    of the fooling point, NaN for survivors.
+    Every example is attacked, so what is said of the source does not depend on the model that is measured.
+    `correct` where the clean image is right and the attacked one, if it is inside the threat, is right too. `distance`
+    is that of the adversarial example, NaN for survivors.
     """
 
     source: str
@@ -59,18 +60,19 @@ class Transfer(Probe):
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         source = _source(self.source, self.identity, tuple(batch.x.shape[1:]), batch.x.device)
         with journal.opened() as notes:
-            x = proposed(source, batch, self.attack, self.threat, seed=seed)
+            x = run_attack(self.attack, source, batch, self.threat, seed=seed)
         inside = self.threat.contains(batch.x, x)
         with torch.no_grad():
-            clean, logits, answer = logits_of(model, batch.x), logits_of(model, x), logits_of(source, x)
-        if answer.shape != logits.shape:
+            clean, logits = forward.logits(model, batch.x), forward.logits(model, x)
+            source_logits = forward.logits(source, x)
+        if source_logits.shape != logits.shape:
             raise BastionError(
-                f"probe transfer: source {self.source} has {answer.shape[1]} classes, the model that is measured "
+                f"probe transfer: source {self.source} has {source_logits.shape[1]} classes, the measured model "
                 f"{logits.shape[1]}; take a source that was trained on the same data"
             )
         right = ~misclassified(clean, batch.y)
-        fooled = right & inside & misclassified(logits, batch.y)
-        source_fooled = inside & misclassified(answer, batch.y)
+        fooled = right & is_adversarial(self.threat, batch.x, x, logits, batch.y)
+        source_fooled = is_adversarial(self.threat, batch.x, x, source_logits, batch.y)
         return {
             "correct": right & ~fooled,
             "in_budget": inside,
@@ -78,7 +80,7 @@ class Transfer(Probe):
             "distance": torch.where(fooled, self.threat.distance(batch.x, x), torch.nan).float(),
             "prediction": logits.argmax(1),
             "before": clean.argmax(1),
-            **notes.told(batch.index, source_fooled, inside),
+            **notes.columns(batch.index, source_fooled, inside),
             "clean": batch.x,
             "adversarial": x,
         }
@@ -87,14 +89,14 @@ class Transfer(Probe):
 def _identity(source: str) -> str:
     """Changes with the weights of the model and with how they are used."""
     card = checkpoint.read_card(locate(source))
-    return storage.fingerprint(card.model_dump(mode="json", exclude={"about"}), digits=16)
+    return storage.fingerprint(card.model_dump(mode="json", exclude={"about", "format", "logits"}), digits=16)
 
 
 @functools.lru_cache(maxsize=8)
-def _source(name: str, identity: str, shape: tuple[int, int, int], device: torch.device) -> Classifier:
+def _source(name: str, identity: str, shape: tuple[int, int, int], device: torch.device) -> Accelerated:
     """Loaded when it is first needed, and once in each process."""
     source = load(name).to(device)
     if _identity(name) != identity:
         raise BastionError(f"probe transfer: source {name} changed on the disk while it was used; measure again")
     source.check_input(shape, f"probe transfer, source {name}")
-    return source
+    return accelerate(source)

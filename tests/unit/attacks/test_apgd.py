@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import Linear, MakeLinear
+from tests.conftest import Linear, MakeLinear, unaccelerated
 from tests.oracles import nearest
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat, rng
-from bastion.attacks import journal
+from bastion import BastionError, Threat, journal, rng
 from bastion.attacks.apgd import APGD, Ascent, MomentumSteps, SparseSteps, apgd_train
-from bastion.attacks.engine import Findings, Jobs, attack, hunt
-from bastion.attacks.losses import ce, dlr, margin, misclassified
-from bastion.attacks.threat import Norm, length
-from bastion.attacks.victim import Victim
+from bastion.attacks.engine import Jobs, attack, run_searches
+from bastion.attacks.losses import ce, dlr, margin
+from bastion.forward import Best, misclassified
+from bastion.threat import Norm, length
 from bastion.types import Batch
 
 NORMS: list[Norm] = ["linf", "l2", "l1"]
@@ -52,18 +51,18 @@ def traced(settings: APGD, model: nn.Module, batch: Batch, threat: Threat, *, se
     kind: Any = SparseSteps if threat.norm == "l1" else MomentumSteps
 
     class Traced(kind):  # type: ignore[misc]
-        def tell(self, runs: Ascent, logits: Tensor, gradient: Tensor) -> None:
-            history["loss"].append(self.loss(runs, logits))
+        def update(self, state: Ascent, logits: Tensor, gradient: Tensor) -> None:
+            history["loss"].append(self.loss(state, logits))
             history["gradient"].append(gradient)
-            before = runs.since
-            super().tell(runs, logits, gradient)
-            history["due"].append((runs.since == 0) & (before + 1 > 0) & (runs.step > 1))
-            for name, value in (("size", runs.size), ("eps", runs.eps), ("best", runs.best_loss)):
+            before = state.since
+            super().update(state, logits, gradient)
+            history["due"].append((state.since == 0) & (before + 1 > 0) & (state.step > 1))
+            for name, value in (("size", state.size), ("eps", state.eps), ("best", state.best_loss)):
                 history[name].append(value.clone())
 
     loss = settings.loss
     attack(
-        Victim(model, 256),
+        unaccelerated(model, 256),
         batch,
         threat,
         lambda classes: Traced(settings, threat.norm, threat.eps, loss, seed),
@@ -380,8 +379,8 @@ def test_each_example_may_have_its_own_radius(norm: Norm) -> None:
     model, batch = curved(5)
     radii = EPS[norm] * torch.tensor([0.5, 1.0, 1.0, 2.0, 0.0], dtype=torch.float64)
     settings = APGD(steps=12, keep="best")
-    found = hunt(
-        settings.rule(norm, radii, 6, 0), Victim(model, 2), batch, Threat(norm, 0.0), Findings(batch.x), goal="loss"
+    found = run_searches(
+        settings.rule(norm, radii, 6, 0), unaccelerated(model, 2), batch, Threat(norm, 0.0), Best(batch.x), goal="loss"
     )
     for row, radius in enumerate(radii.tolist()):
         alone = settings(model, batch.select(torch.tensor([row])), Threat(norm, radius), seed=0)

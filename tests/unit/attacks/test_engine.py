@@ -1,4 +1,4 @@
-"""Runs share batches and nothing else; what a run costs is counted; the model is left as it was."""
+"""Searches share batches and nothing else; what one costs is counted; the model is left as it was."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import Linear, MakeLinear
+from tests.conftest import Linear, MakeLinear, unaccelerated
 from tests.oracles import nearest
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import journal
+from bastion import BastionError, Threat, journal
+from bastion.acceleration import Accelerated
 from bastion.attacks.apgd import APGD
-from bastion.attacks.engine import Findings, Jobs, Run, Search, attack, hunt, opening
+from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state, run_searches
 from bastion.attacks.ensemble import AutoAttack, Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.judge import judge
-from bastion.attacks.losses import ce, margin, misclassified
+from bastion.attacks.losses import ce, margin
 from bastion.attacks.minimal import Minimal
 from bastion.attacks.pgd import PGD
 from bastion.attacks.square import Square
-from bastion.attacks.threat import Norm
-from bastion.attacks.victim import Victim
+from bastion.forward import Best, misclassified
+from bastion.threat import Norm
 from bastion.types import Attack, Batch
 
 NORMS: list[Norm] = ["linf", "l2", "l1"]
@@ -69,33 +69,35 @@ def grey(n: int = 3) -> Batch:
     return Batch(torch.arange(n), torch.full((n, 1, 2, 2), 0.5, dtype=torch.float64), torch.zeros(n, dtype=torch.int64))
 
 
-class Walk(Search[Run]):
+class Walk(Search[SearchState]):
     """Asks about x0 + 0.1, x0 + 0.2, … and wants no gradient."""
 
     def __init__(self, steps: int = 4) -> None:
         self.steps = steps
 
-    def start(self, jobs: Jobs, batch: Batch) -> Run:
-        return Run(**opening(jobs, batch, batch.x + 0.1))
+    def start(self, jobs: Jobs, batch: Batch) -> SearchState:
+        return SearchState(**initial_state(jobs, batch, batch.x + 0.1))
 
-    def wants_gradient(self, runs: Run) -> Tensor:
-        return torch.zeros_like(runs.done)
+    def wants_gradient(self, state: SearchState) -> Tensor:
+        return torch.zeros_like(state.done)
 
-    def loss(self, runs: Run, logits: Tensor) -> Tensor:
-        return margin(logits, runs.y)
+    def loss(self, state: SearchState, logits: Tensor) -> Tensor:
+        return margin(logits, state.y)
 
-    def tell(self, runs: Run, logits: Tensor, gradient: Tensor) -> None:
-        runs.step = runs.step + 1
-        runs.done = runs.step >= self.steps
-        runs.x = runs.x + 0.1
-
-
-def walked(model: nn.Module, batch: Batch, goal: Any = "hit", *, eps: float = 0.45, restarts: int = 1) -> Findings:
-    found = Findings(batch.x)
-    return hunt(Walk(), Victim(model, 8), batch, Threat("linf", eps), found, goal=goal, restarts=restarts)
+    def update(self, state: SearchState, logits: Tensor, gradient: Tensor) -> None:
+        state.step = state.step + 1
+        state.done = state.step >= self.steps
+        state.x = state.x + 0.1
 
 
-def offsets(found: Findings) -> list[float]:
+def walked(model: nn.Module, batch: Batch, goal: Any = "hit", *, eps: float = 0.45, restarts: int = 1) -> Best:
+    found = Best(batch.x)
+    return run_searches(
+        Walk(), unaccelerated(model, 8), batch, Threat("linf", eps), found, goal=goal, restarts=restarts
+    )
+
+
+def offsets(found: Best) -> list[float]:
     return [round(value, 9) for value in (found.x - 0.5)[:, 0, 0, 0].tolist()]
 
 
@@ -106,9 +108,9 @@ def cases(make_linear: MakeLinear, norm: Norm, n: int = 10) -> tuple[Linear, Bat
 
 
 def _in_company(attack: Attack, model: Linear, batch: Batch, threat: Threat) -> list[tuple[Tensor, Tensor]]:
-    """What the attack finds one run at a time, and in other company: any lanes, any order, other examples."""
-    alone = attack(Victim(model, 1), batch, threat, seed=2)
-    pairs = [(alone, attack(Victim(model, lanes), batch, threat, seed=2)) for lanes in (5, 256)]
+    """What the attack finds one run at a time, and in other company: any batch_size, any order, other examples."""
+    alone = attack(unaccelerated(model, 1), batch, threat, seed=2)
+    pairs = [(alone, attack(unaccelerated(model, batch_size), batch, threat, seed=2)) for batch_size in (5, 256)]
     order = torch.tensor([9, 2, 0, 7, 5])
     return [*pairs, (alone[order], attack(model, batch.select(order), threat, seed=2))]
 
@@ -147,16 +149,16 @@ def test_the_point_found_by_several_runs_does_not_depend_on_the_company(make_lin
         assert torch.allclose(together, alone, atol=1e-9, rtol=0)
 
 
-class Sizes(Victim):
-    """Keeps the sizes of the batches it is asked about."""
+class Sizes(Accelerated):
+    """Keeps the sizes of the batches that it runs."""
 
-    def __init__(self, network: nn.Module, lanes: int) -> None:
-        super().__init__(network, lanes)
+    def __init__(self, model: nn.Module, batch_size: int) -> None:
+        super().__init__(model.eval(), enabled=False, batch_size=batch_size)
         self.sizes: list[int] = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         self.sizes.append(len(x))
-        return super().forward(x)
+        return super().logits(x)
 
 
 def fortress(n: int = 6) -> tuple[Fortress, Batch]:
@@ -165,13 +167,13 @@ def fortress(n: int = 6) -> tuple[Fortress, Batch]:
     return Fortress(), Batch(10 + torch.arange(n), x, torch.zeros(n, dtype=torch.int64))
 
 
-def test_more_runs_than_lanes_are_worked_off_in_full_batches() -> None:
+def test_more_searches_than_fit_are_worked_off_in_full_batches() -> None:
     model, batch = fortress(6)
-    victim = Sizes(model, lanes=5)
-    APGD(steps=3, loss="dlr", targets=4)(victim, batch, Threat("linf", 0.05), seed=0)
-    clean, hunted = victim.sizes[:2], victim.sizes[2:]
+    model_ = Sizes(model, batch_size=5)
+    APGD(steps=3, loss="dlr", targets=4)(model_, batch, Threat("linf", 0.05), seed=0)
+    clean, searches = model_.sizes[:2], model_.sizes[2:]
     assert clean == [5, 1]
-    assert hunted == [5] * 4 * 4 + [4] * 4  # 24 runs: four pools of 5 and one of 4, four passes each
+    assert searches == [5] * 4 * 4 + [4] * 4  # 24 runs: four pools of 5 and one of 4, four passes each
 
 
 def test_a_run_that_is_over_makes_room_at_once() -> None:
@@ -188,37 +190,37 @@ def test_a_run_that_is_over_makes_room_at_once() -> None:
 
     batch = grey(7)
     batch.x[:, 0, -1, -1] = torch.arange(7, dtype=torch.float64) / 1000
-    victim = Sizes(Early(), lanes=4)
-    found = hunt(Walk(4), victim, batch, Threat("linf", 0.45), Findings(batch.x))
+    model_ = Sizes(Early(), batch_size=4)
+    found = run_searches(Walk(4), model_, batch, Threat("linf", 0.45), Best(batch.x))
     assert found.fooled.tolist() == [True, False, False, True, False, False, False]
     # Passes of the runs: 2, 4, 4, 2, 4, 4, 4.
-    assert sum(victim.sizes) == 24
-    assert victim.sizes == [4, 4, 4, 4, 3, 3, 1, 1]
+    assert sum(model_.sizes) == 24
+    assert model_.sizes == [4, 4, 4, 4, 3, 3, 1, 1]
 
 
 @pytest.mark.parametrize(("jobs", "sizes"), [(5, [5]), (7, [7]), (9, [5, 4]), (15, [5, 5, 5]), (2, [2])])
 def test_runs_are_shared_out_evenly(jobs: int, sizes: list[int]) -> None:
-    """Runs of one length, five lanes: no small batch is left for the end."""
+    """Runs of one length, five batch_size: no small batch is left for the end."""
     model, batch = fortress(jobs)
-    victim = Sizes(model, lanes=5)
-    hunt(Walk(1), victim, batch, Threat("linf", 0.1), Findings(batch.x))
-    assert victim.sizes == sizes
+    model_ = Sizes(model, batch_size=5)
+    run_searches(Walk(1), model_, batch, Threat("linf", 0.1), Best(batch.x))
+    assert model_.sizes == sizes
 
 
-def test_batches_are_never_larger_than_the_lanes_when_runs_want_different_things(make_linear: MakeLinear) -> None:
+def test_batches_are_never_too_large_when_searches_want_different_things(make_linear: MakeLinear) -> None:
     model, batch, threat = cases(make_linear, "l2")
-    victim = Sizes(model, lanes=4)
-    FAB(steps=6, targets=3)(victim, batch, threat.scaled(0.5), seed=0)
-    assert max(victim.sizes) == 4
+    model_ = Sizes(model, batch_size=4)
+    FAB(steps=6, targets=3)(model_, batch, threat.scaled(0.5), seed=0)
+    assert max(model_.sizes) == 4
 
 
-@pytest.mark.parametrize(("lanes", "forwards"), [(1, 2), (3, 2), (24, 1 + 8)])
-def test_the_other_runs_of_a_settled_example_are_dropped(lanes: int, forwards: int) -> None:
+@pytest.mark.parametrize(("batch_size", "forwards"), [(1, 2), (3, 2), (24, 1 + 8)])
+def test_the_other_runs_of_a_settled_example_are_dropped(batch_size: int, forwards: int) -> None:
     """Every point but the clean one fools. Of 8 runs an example, only those that share the first batch are made."""
     model = Ramp(lambda t: torch.where(t == 0, -1.0, 1.0).double())
     batch = grey(3)
     with journal.opened() as notes:
-        x = APGD(steps=5, restarts=8)(Victim(model, lanes), batch, Threat("linf", 0.1), seed=0)
+        x = APGD(steps=5, restarts=8)(unaccelerated(model, batch_size), batch, Threat("linf", 0.1), seed=0)
     assert misclassified(model(x), batch.y).all()
     assert notes.forwards == dict.fromkeys(range(3), forwards)
     assert notes.backwards == dict.fromkeys(range(3), forwards - 1)
@@ -256,7 +258,7 @@ def test_an_example_that_survives_costs_what_the_method_says(
     model, batch = fortress()
     threat = Threat(norm, {"linf": 0.05, "l2": 0.5, "l1": 3.0}[norm])
     with journal.opened() as notes:
-        attack(Victim(model, 4), batch, threat, seed=0)
+        attack(unaccelerated(model, 4), batch, threat, seed=0)
     assert notes.forwards == dict.fromkeys(batch.index.tolist(), forwards)
     assert notes.backwards == dict.fromkeys(batch.index.tolist(), backwards)
     assert notes.notices == {}
@@ -266,10 +268,10 @@ def test_the_journal_counts_what_goes_through_the_model(make_linear: MakeLinear)
     """Fooled or not: the sum over examples is the number of images that the model saw."""
     model, batch, threat = cases(make_linear, "l2")
     for attack_ in ATTACKS:
-        victim = Sizes(model, lanes=5)
+        model_ = Sizes(model, batch_size=5)
         with journal.opened() as notes:
-            attack_(victim, batch, threat, seed=0)
-        assert sum(notes.forwards.values()) == sum(victim.sizes), attack_
+            attack_(model_, batch, threat, seed=0)
+        assert sum(notes.forwards.values()) == sum(model_.sizes), attack_
 
 
 def test_a_hit_ends_the_run_and_counts_only_inside_the_set() -> None:
@@ -460,11 +462,19 @@ def test_attack_asks_about_targets_in_the_order_of_their_logits() -> None:
     seen: list[Tensor] = []
 
     class Note(Walk):
-        def start(self, jobs: Jobs, batch: Batch) -> Run:
+        def start(self, jobs: Jobs, batch: Batch) -> SearchState:
             seen.append(torch.stack([jobs.at, jobs.target, jobs.number, jobs.restart], 1))
             return super().start(jobs, batch)
 
-    attack(Victim(model, 64), batch, Threat("linf", 0.1), lambda classes: Note(1), name="note", targets=3, restarts=2)
+    attack(
+        unaccelerated(model, 64),
+        batch,
+        Threat("linf", 0.1),
+        lambda classes: Note(1),
+        name="note",
+        targets=3,
+        restarts=2,
+    )
     ranked = model(batch.x)[:, 1:].argsort(1, descending=True)[:, :3] + 1
     expected = [
         [at, int(ranked[at, rank]), 3 * restart + rank, restart]
@@ -485,26 +495,28 @@ def test_attack_asks_about_targets_in_the_order_of_their_logits() -> None:
     )
 )
 @settings(max_examples=150, deadline=None)
-def test_findings_keep_the_first_of_the_best(offers: list[tuple[bool, list[tuple[int, float]]]]) -> None:
-    """A fooling point before any other, then the highest score, then the first; NaN is no score."""
-    found = Findings(torch.zeros(3, 1, 1, 1))
+def test_the_best_is_the_first_of_the_highest(offers: list[tuple[bool, list[tuple[int, float]]]]) -> None:
+    """A misclassified one before any other, then the highest score, then the first; NaN is the lowest score."""
+    found = Best(torch.zeros(3, 1, 1, 1))
     best: dict[int, tuple[bool, float, int]] = {}
     number = 0
     for fooled, rows in offers:
         numbers = list(range(number + 1, number + 1 + len(rows)))
         number += len(rows)
         at, score = torch.tensor([a for a, _ in rows], dtype=torch.int64), torch.tensor([s for _, s in rows])
-        found.offer(at, torch.tensor(numbers, dtype=torch.float32).view(-1, 1, 1, 1), score, fooled=fooled)
+        x = torch.tensor(numbers, dtype=torch.float32).view(-1, 1, 1, 1)
+        found.offer(x, score, torch.full((len(rows),), fooled), at)
         for (a, s), n in zip(rows, numbers, strict=True):
-            if s == s and (a not in best or (fooled, s) > best[a][:2]):
-                best[a] = (fooled, s, n)
+            value = fooled, -torch.inf if s != s else s
+            if value > best.get(a, (False, -torch.inf, 0))[:2]:
+                best[a] = (*value, n)
     assert found.x.flatten().tolist() == [best[a][2] if a in best else 0 for a in range(3)]
     assert found.fooled.tolist() == [best[a][0] if a in best else False for a in range(3)]
 
 
-def test_a_point_that_is_none_fools_nobody() -> None:
-    found = Findings(torch.zeros(2, 1, 1, 1))
-    found.offer(torch.arange(2), torch.tensor([torch.nan, 0.5]).view(2, 1, 1, 1), torch.ones(2), fooled=True)
+def test_non_finite_inputs_are_ignored() -> None:
+    found = Best(torch.zeros(2, 1, 1, 1))
+    found.offer(torch.tensor([torch.nan, 0.5]).view(2, 1, 1, 1), torch.ones(2), torch.tensor([True, True]))
     assert found.fooled.tolist() == [False, True]
     assert found.x.flatten().tolist() == [0.0, 0.5]
 
@@ -567,7 +579,7 @@ def test_logits_of_another_precision_are_taken(make_linear: MakeLinear) -> None:
     batch = batch._replace(x=batch.x.float())
     for attack_ in (APGD(steps=3, targets=3, loss="dlr"), FAB(steps=3, targets=3), FAB(steps=2), Square(queries=9)):
         for threat in (Threat("linf", 0.002), Threat("l2", 0.02), Threat("l1", 0.1)):
-            x = attack_(Victim(Wide(), 8), batch, threat, seed=0)
+            x = attack_(unaccelerated(Wide(), 8), batch, threat, seed=0)
             assert x.dtype == torch.float32 and threat.contains(batch.x, x).all()
 
 
@@ -581,7 +593,7 @@ def test_a_lead_below_the_rounding_of_the_logits_is_no_proof(make_linear: MakeLi
 
     batch = Batch(torch.arange(2), torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64))
     with journal.opened() as notes:
-        x = Square(queries=5)(Victim(Coarse(), 8), batch, Threat("linf", 0.1), seed=0)
+        x = Square(queries=5)(unaccelerated(Coarse(), 8), batch, Threat("linf", 0.1), seed=0)
     assert (x.flatten(1).sum(1) > 0).all()  # the best that was found is given all the same
     assert set(notes.forwards.values()) == {7}  # but the search went on
 

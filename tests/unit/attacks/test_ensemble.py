@@ -11,15 +11,18 @@ from tests.oracles import nearest
 from tests.unit.attacks.test_engine import Fortress
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import attacks, journal
+from bastion import BastionError, Threat, journal
+from bastion.acceleration import accelerate
+from bastion.attacks import attacks
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import AutoAttack, Ensemble, Version
 from bastion.attacks.fab import FAB
-from bastion.attacks.losses import margin, misclassified
+from bastion.attacks.judge import judge
+from bastion.attacks.losses import margin
 from bastion.attacks.patch import PatchNoise
 from bastion.attacks.square import Square
-from bastion.attacks.threat import Norm
+from bastion.forward import misclassified
+from bastion.threat import Norm
 from bastion.types import Attack, Batch
 
 NORMS: list[Norm] = ["linf", "l2", "l1"]
@@ -35,7 +38,7 @@ class Switch(nn.Module):
 
 
 @dataclass(frozen=True)
-class Stub:
+class Stub(Attack):
     """Sets the first pixel of some examples, and keeps a list of whom it was shown."""
 
     pixel: dict[int, float]
@@ -171,7 +174,7 @@ CE, DLR, T = {"loss": "ce", "targets": 0}, {"loss": "dlr", "targets": 0}, {"loss
 def test_the_versions_are_the_published_ones(version: Version, norms: tuple[Norm, ...], members: list[Attack]) -> None:
     """Table of AutoAttack's settings: 100 steps, 5000 queries, and l1 by phases in the standard version only."""
     for norm in norms:
-        got = AutoAttack(version=version).ensemble(norm).members
+        got = [member for _, member in AutoAttack(version=version).named_members(norm)]
         expected = members
         if norm != "l1":  # phases are for l1; elsewhere the setting says nothing
             got, expected = (
@@ -209,8 +212,8 @@ def test_a_survivor_takes_the_passes_of_the_table(version: Version, norm: Norm) 
     """With 50 queries of 5000, which differ by nothing else."""
     batch = Batch(torch.tensor([7]), torch.rand(1, 3, 6, 5, dtype=torch.float64), torch.tensor([0]))
     model, threat = Fortress(classes=10), Threat(norm, EPS[norm])
-    members = AutoAttack(version=version).ensemble(norm).members
-    members = tuple(replace(m, queries=50) if isinstance(m, Square) else m for m in members)
+    standard = [member for _, member in AutoAttack(version=version).named_members(norm)]
+    members = tuple(replace(m, queries=50) if isinstance(m, Square) else m for m in standard)
     expected = [(f - 4950 if f == 5002 else f, b) for f, b in PASSES[version, norm]]
     for member, (forwards, backwards) in zip(members, expected, strict=True):
         with journal.opened() as notes:
@@ -220,10 +223,51 @@ def test_a_survivor_takes_the_passes_of_the_table(version: Version, norm: Norm) 
         return
     with journal.opened() as notes:
         x = Ensemble(members=members)(model, batch, threat, seed=0)
-    assert notes.forwards[7] == sum(forwards for forwards, _ in expected)
+    assert notes.forwards[7] == 1 + sum(forwards - 1 for forwards, _ in expected)  # one look at the clean image for all
     assert notes.backwards[7] == sum(backwards for _, backwards in expected)
     assert notes.fooled_by == {} and not misclassified(model(x), batch.y).any()
     assert margin(model(x), batch.y) > margin(model(batch.x), batch.y)
+
+
+class Counting(Fortress):
+    def __init__(self) -> None:
+        super().__init__(classes=10)
+        self.images = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.images += len(x)
+        return super().forward(x)
+
+
+def test_clean_logits_are_computed_once_for_all_members() -> None:
+    """Of each survivor: one clean pass, what the members search, a check of each member's result, one of the last."""
+    x = torch.rand(3, 3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.arange(3), x, torch.zeros(3, dtype=torch.int64))
+    members = APGD(steps=3), APGD(steps=3, loss="dlr", targets=2), FAB(steps=4, targets=2), Square(queries=7)
+    searches = 4 + 2 * 4 + 2 * 5 + 8
+    model = Counting().eval()
+    verdict = judge(accelerate(model, enabled=False), batch, Ensemble(members=members), Threat("linf", 0.05), seed=0)
+    assert not verdict.fooled.any()
+    assert model.images == 3 * (1 + searches + len(members) + 1)
+    model.images = 0
+    with journal.opened() as notes:
+        Ensemble(members=members)(accelerate(model, enabled=False), batch, Threat("linf", 0.05), seed=0)
+    assert model.images == 3 * (1 + searches + len(members))
+    assert notes.forwards == dict.fromkeys(range(3), 1 + searches)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_members_are_called_what_the_field_calls_them(norm: Norm) -> None:
+    def names(attack: Attack) -> list[str]:
+        return [name for name, _ in attack.named_members(norm)]
+
+    assert names(AutoAttack()) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert names(AutoAttack(version="plus")) == ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"]
+    assert names(AutoAttack(version="rand")) == ["apgd-ce", "apgd-dlr"]
+    own = Ensemble(members=(APGD(steps=5), APGD(loss="dlr", targets=3), APGD(loss="margin"), FAB(), FAB(targets=9)))
+    assert names(own) == ["apgd-ce(steps=5)", "apgd-t(targets=3)", "apgd-margin", "fab", "fab-t"]
+    assert names(APGD()) == []
+    assert Ensemble(members=(Stub({}), AutoAttack(), own)).versions(norm) == (1,) * (1 + 4 + 5)
 
 
 def test_autoattack_is_its_ensemble(make_linear: MakeLinear) -> None:
@@ -233,7 +277,8 @@ def test_autoattack_is_its_ensemble(make_linear: MakeLinear) -> None:
     attack = attacks.build("autoattack")
     with journal.opened() as notes:
         x = attack(model, batch, threat, seed=4)
-    assert torch.equal(x, AutoAttack().ensemble("l2")(model, batch, threat, seed=4))
+    members = tuple(member for _, member in AutoAttack().named_members("l2"))
+    assert torch.equal(x, Ensemble(members=members)(model, batch, threat, seed=4))
     assert misclassified(model(x), batch.y).all() and set(notes.fooled_by) == set(range(6))
     assert attack(model, batch.select(batch.index < 0), threat, seed=0).shape == (0, 3, 6, 5)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conftest import MakeLinear
+from tests.conftest import MakeLinear, unaccelerated
 from tests.oracles import nearest
 from tests.unit.attacks.test_apgd import curved
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import attacks, journal
+from bastion import BastionError, Threat, journal
+from bastion.attacks import attacks
 from bastion.attacks.fab import FAB
-from bastion.attacks.losses import misclassified
-from bastion.attacks.threat import Norm, length
-from bastion.attacks.victim import Victim
+from bastion.forward import misclassified
+from bastion.threat import Norm, length
 from bastion.types import Batch
 
 NORMS: list[Norm] = ["linf", "l2", "l1"]
@@ -98,7 +97,7 @@ def test_a_fooling_step_costs_two_passes_and_any_other_one(make_linear: MakeLine
     point drawn back from it with a gradient; only the first such pair has a gradient that nobody needed."""
     model, batch = make_linear(classes=3, interior=True)
     with journal.opened() as notes:
-        FAB(steps=steps, targets=1)(Victim(model, 8), batch, Threat("l2", 1e-6), seed=0)
+        FAB(steps=steps, targets=1)(unaccelerated(model, 8), batch, Threat("l2", 1e-6), seed=0)
     assert set(notes.forwards.values()) == {1 + 2 * steps}
     assert set(notes.backwards.values()) == {steps + (steps > 1)}
 

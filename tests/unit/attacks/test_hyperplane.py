@@ -11,7 +11,7 @@ from tests.unit.attacks.test_oracles import NORMS, solved
 from torch import Tensor, nn
 
 from bastion.attacks.hyperplane import DUAL, nearest_boundary, to_hyperplane
-from bastion.attacks.threat import Norm, Threat, length, project
+from bastion.threat import Norm, Threat, length, project
 
 Planes = tuple[Tensor, Tensor, Tensor]
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bastion import BastionError
-from bastion.attacks.losses import LOSSES, ce, dlr, margin, misclassified
+from bastion.attacks.losses import LOSSES, ce, dlr, margin
+from bastion.forward import misclassified
 
 LOGITS = torch.tensor([[4.0, 1.0, 3.0, 0.0], [4.0, 1.0, 3.0, 0.0], [-1.0, -2.0, -3.0, -4.0]])
 Y = torch.tensor([0, 2, 0])

@@ -14,8 +14,8 @@ from bastion.attacks.apgd import APGD
 from bastion.attacks.cw import CW
 from bastion.attacks.deepfool import DeepFool
 from bastion.attacks.minimal import Minimal
-from bastion.attacks.threat import Norm
 from bastion.probes.distortion import Distortion
+from bastion.threat import Norm
 from bastion.types import Batch
 
 BOX = {"linf": Threat("linf", 1.0), "l2": Threat("l2", 10.0), "l1": Threat("l1", 90.0)}

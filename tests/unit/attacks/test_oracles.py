@@ -10,7 +10,7 @@ from tests.conftest import MakeLinear
 from tests.oracles import best_gain, distance, nearest, nearest_of_each_class
 from torch import Tensor
 
-from bastion.attacks.threat import Norm, Threat, project
+from bastion.threat import Norm, Threat, project
 
 NORMS: list[Norm] = ["linf", "l2", "l1"]
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from bastion import BastionError, Threat
 from bastion.attacks import attacks
-from bastion.attacks.losses import ce, margin, misclassified
+from bastion.attacks.losses import ce, margin
 from bastion.attacks.patch import Grid, PatchNoise, PatchOcclusion, PatchPGD, choose_patches, patch_attention
+from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
 from bastion.types import Attack, Batch
 

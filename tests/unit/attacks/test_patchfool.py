@@ -10,9 +10,10 @@ from torch import Tensor
 
 from bastion import BastionError, Threat, rng
 from bastion.attacks import attacks
-from bastion.attacks.losses import ce, misclassified
+from bastion.attacks.losses import ce
 from bastion.attacks.patch import Grid, patch_attention, random_patch
 from bastion.attacks.patchfool import Canvas, PatchFool, attention_paid, early, merged, misled, without_conflict
+from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
 from bastion.types import Batch
 

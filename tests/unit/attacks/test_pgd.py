@@ -10,10 +10,11 @@ from tests.conftest import Linear, MakeLinear
 from tests.oracles import best_gain
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import attacks, journal
-from bastion.attacks.losses import margin, misclassified
+from bastion import BastionError, Threat, journal
+from bastion.attacks import attacks
+from bastion.attacks.losses import margin
 from bastion.attacks.pgd import PGD, fgsm, fgsm_rs
+from bastion.forward import misclassified
 from bastion.types import Batch
 
 THREATS = [Threat("linf", 0.06), Threat("l2", 0.4), Threat("l1", 2.0)]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conftest import Linear, MakeLinear
+from tests.conftest import Linear, MakeLinear, unaccelerated
 from tests.oracles import nearest
 from torch import Tensor
 
-from bastion import BastionError, Threat
-from bastion.attacks import journal
+from bastion import BastionError, Threat, journal
 from bastion.attacks.engine import attack
-from bastion.attacks.losses import margin, misclassified
+from bastion.attacks.losses import margin
 from bastion.attacks.square import MovedSquares, PaintedSquares, Square, Squares, pattern
-from bastion.attacks.threat import Norm, project
-from bastion.attacks.victim import Victim
+from bastion.forward import misclassified
+from bastion.threat import Norm, project
 from bastion.types import Batch
 
 NORMS: list[Norm] = ["linf", "l2", "l1"]
@@ -67,13 +66,13 @@ def _history(model: Linear, batch: Batch, threat: Threat, settings: Square) -> t
     margins, asked, kept = [], [], []
 
     class Traced(kind):  # type: ignore[misc, valid-type]
-        def tell(self, runs: Squares, logits: Tensor, gradient: Tensor) -> None:
-            asked.append(runs.x.clone())
-            super().tell(runs, logits, gradient)
-            margins.append(runs.kept_margin.clone())
-            kept.append(runs.kept.clone())
+        def update(self, state: Squares, logits: Tensor, gradient: Tensor) -> None:
+            asked.append(state.x.clone())
+            super().update(state, logits, gradient)
+            margins.append(state.kept_margin.clone())
+            kept.append(state.kept.clone())
 
-    attack(Victim(model, 256), batch, threat, lambda classes: Traced(settings, threat, 0), name="traced")
+    attack(unaccelerated(model, 256), batch, threat, lambda classes: Traced(settings, threat, 0), name="traced")
     return torch.stack(margins), torch.stack(asked), torch.stack(kept)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import bastion
 from bastion import BastionError, Threat
 from bastion.attacks import attacks
-from bastion.attacks.losses import ce, margin, misclassified
+from bastion.attacks.losses import ce, margin
 from bastion.attacks.patch import Grid
 from bastion.attacks.pgd import PGD
 from bastion.attacks.transfer import (
@@ -28,6 +28,7 @@ from bastion.attacks.transfer import (
     self_ensemble,
     shrunk,
 )
+from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
 from bastion.probes import probes
 from bastion.probes.adversarial import Adversarial
@@ -365,7 +366,7 @@ def test_sources_that_do_not_fit_are_refused(tmp_path: Path, tiny_model: Classif
     batch = Batch(torch.arange(2), torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
     with pytest.raises(BastionError, match="no model 'nowhere'"):
         _probe("nowhere")
-    with pytest.raises(BastionError, match="has 5 classes, the model that is measured 3"):
+    with pytest.raises(BastionError, match="has 5 classes, the measured model 3"):
         _probe(_save(tmp_path / "five", classes=5))(tiny_model.eval(), batch, seed=0)
     larger = batch._replace(x=torch.rand(2, 3, 12, 12))
     with pytest.raises(BastionError, match="probe transfer, source .*made for images of 8×8 and does not take 12×12"):

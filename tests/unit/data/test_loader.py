@@ -14,7 +14,7 @@ from torch import Tensor
 from bastion import BastionError, rng
 from bastion.data.arrays import ArraySplit
 from bastion.data.augment import TrainingTransform, mixing
-from bastion.data.loader import plan, training_batches
+from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
@@ -123,8 +123,8 @@ def test_an_image_is_augmented_anew_in_each_epoch(tiny_data: DataSet) -> None:
 
 def test_a_batch_larger_than_the_data_is_an_error(tiny_data: DataSet) -> None:
     with pytest.raises(BastionError, match="batch: 64 is more than the 48 training images"):
-        plan(Pool(tiny_data.train), 64)
-    assert plan(Pool(tiny_data.train), 13).steps == 3
+        batch_layout(Pool(tiny_data.train), 64)
+    assert batch_layout(Pool(tiny_data.train), 13).steps == 3
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 3])
@@ -162,7 +162,7 @@ class TestRepeats:
 
     def test_an_epoch_has_as_many_steps_and_shows_its_part_of_the_images(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train)
-        assert plan(pool, 16, 4).steps == plan(pool, 16).steps == 3
+        assert batch_layout(pool, 16, 4).steps == batch_layout(pool, 16).steps == 3
         batches = _batches(tiny_data, repeats=4)
         first, second = ({*torch.cat([b.index for b in batches[i : i + 3]]).tolist()} for i in (0, 3))
         assert len(first) == len(second) == 12
@@ -268,7 +268,7 @@ class TestExtra:
         pool = Pool(tiny_data.train, [(_noise(21), share)])
         batches = _load(pool, tiny_data, stop=20)
         assert {int((batch.index >= EXTRA).sum()) for batch in batches} == {count}
-        assert plan(pool, 16).steps == 48 // (16 - count)
+        assert batch_layout(pool, 16).steps == 48 // (16 - count)
 
     def test_an_epoch_is_counted_by_the_others(self, tiny_data: DataSet) -> None:
         batches = _load(Pool(tiny_data.train, [(_noise(100), 0.5)]), tiny_data, stop=12)
@@ -304,7 +304,7 @@ class TestExtra:
 
     def test_without_a_share_they_join_the_others(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train, [(_noise(20), None), (_noise(12), None)])
-        assert plan(pool, 16).steps == 5
+        assert batch_layout(pool, 16).steps == 5
         shown = torch.cat([batch.index for batch in _load(pool, tiny_data, stop=5)]).tolist()
         extra = [*range(EXTRA, EXTRA + 20), *range(2 * EXTRA, 2 * EXTRA + 12)]
         assert sorted(shown) == sorted([*tiny_data.train.index.tolist(), *extra])
@@ -331,10 +331,10 @@ class TestExtra:
     def test_shares_that_leave_nothing_are_an_error(self, tiny_data: DataSet) -> None:
         for shares in ((0.5, 0.5), (0.01,), (0.99,)):
             with pytest.raises(BastionError, match=r"extra.share: of 16 images in a batch .* at least 1"):
-                plan(Pool(tiny_data.train, [(_noise(9), share) for share in shares]), 16)
+                batch_layout(Pool(tiny_data.train, [(_noise(9), share) for share in shares]), 16)
 
     def test_the_images_of_the_data_set_must_fill_their_part(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train, [(_noise(9), 0.5)])
-        assert plan(pool, 96).steps == 1
+        assert batch_layout(pool, 96).steps == 1
         with pytest.raises(BastionError, match="batch: 50 is more than the 48 training images"):
-            plan(pool, 100)
+            batch_layout(pool, 100)

@@ -10,7 +10,9 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.poolformer import cifar_poolformer, tiny_poolformer
+
+cifar_poolformer = models.factory("cifar/poolformer")
+tiny_poolformer = models.factory("tiny/poolformer")
 
 
 def test_parameters_are_those_of_the_paper_at_every_stride() -> None:

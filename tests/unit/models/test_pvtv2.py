@@ -10,7 +10,9 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.pvtv2 import cifar_pvtv2, tiny_pvtv2
+
+cifar_pvtv2 = models.factory("cifar/pvtv2")
+tiny_pvtv2 = models.factory("tiny/pvtv2")
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])

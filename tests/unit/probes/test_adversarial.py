@@ -11,21 +11,20 @@ import torch
 from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import journal
+from bastion import BastionError, Threat, journal
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.pgd import PGD
 from bastion.probes.accuracy import Accuracy
 from bastion.probes.adversarial import Adversarial
 from bastion.probes.distortion import Distortion
-from bastion.types import Batch
+from bastion.types import Attack, Batch
 
 THREAT = Threat("linf", 0.02)
 
 
 @dataclass(frozen=True)
-class Offer:
+class Offer(Attack):
     """An attack that moves every pixel by a fixed amount, allowed or not."""
 
     by: float
@@ -131,7 +130,7 @@ def test_blind_runs_are_told_of_survivors_that_no_run_could_see(make_linear: Mak
 
 
 def test_an_attacks_own_doubts_are_facts(make_linear: MakeLinear) -> None:
-    class Doubting:
+    class Doubting(Attack):
         def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
             journal.note("of-a-plug-in", batch.index[:3].tolist())
             return batch.x

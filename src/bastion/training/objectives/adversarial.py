@@ -9,13 +9,13 @@ from torch import nn
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.training.objectives.standard import cross_entropy
-from bastion.types import Example, Losses
+from bastion.types import Losses, Prepared
 
 
 @objectives.register("adversarial")
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Adversarial(Attacked):
     """Cross-entropy on what an attack makes of the images."""
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        return cross_entropy(model, example, self.label_smoothing)
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        return cross_entropy(model, prepared, self.label_smoothing)

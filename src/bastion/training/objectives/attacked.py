@@ -7,13 +7,13 @@ from typing import Literal
 
 from torch import nn
 
-from bastion.attacks import Attack, Threat
-from bastion.attacks.victim import for_training
-from bastion.models.classifier import in_mode
-from bastion.types import Batch, Example, Objective
+from bastion.acceleration import for_training
+from bastion.forward import in_mode
+from bastion.threat import Threat
+from bastion.types import Attack, Batch, Objective, Prepared
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Attacked(Objective):
     """Learns from what an attack makes of the images.
 
@@ -27,18 +27,17 @@ class Attacked(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__init__()
         if self.eps_warmup < 0:
             raise ValueError(f"eps_warmup counts epochs from 0 on, got {self.eps_warmup}")
         check_smoothing(self.label_smoothing)
 
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
         threat = self.threat.scaled(min(1.0, progress / self.eps_warmup) if self.eps_warmup else 1.0)
         if threat.eps == 0:
-            return Example(batch, batch.x, {"eps": 0.0})
-        with in_mode(model, training=self.attack_mode == "train"), for_training(model):
-            x = self.attack(model, batch, threat, seed=seed)
-        return Example(batch, x, {"eps": threat.eps})
+            return Prepared(batch, batch.x, {"eps": 0.0})
+        with in_mode(model, training=self.attack_mode == "train"), for_training(model) as attacked:
+            x = self.attack(attacked, batch, threat, seed=seed)
+        return Prepared(batch, x, {"eps": threat.eps})
 
 
 def check_smoothing(value: float) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from bastion.attacks.losses import divergence
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
-from bastion.types import Example, Losses, hard
+from bastion.types import Losses, Prepared, hard
 
 
 @objectives.register("mart")
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Mart(Attacked):
     """BCE(x') + λ · KL(p(x) ‖ p(x')) · (1 - p_y(x)), where BCE(x') = CE(x') - log(1 - max over k≠y of p_k(x')).
 
@@ -29,8 +29,8 @@ class Mart(Attacked):
         if self.beta < 0:
             raise ValueError(f"beta must not be negative, got {self.beta}")
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        clean, attacked, y = model(example.clean.x), model(example.x), example.clean.y
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        clean, attacked, y = model(prepared.clean.x), model(prepared.x), prepared.clean.y
         boosted = F.cross_entropy(attacked, y, label_smoothing=self.label_smoothing) + _likeliest_mistake(attacked, y)
         apart = (divergence(clean.log_softmax(1), attacked) * (1 - _confidence(clean, y))).mean()
         return Losses(boosted + self.beta * apart, attacked, {"boosted": boosted, "divergence": apart}, clean)

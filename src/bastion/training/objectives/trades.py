@@ -13,7 +13,7 @@ from bastion.attacks.pgd import PGD
 from bastion.settings import SettingsError
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
-from bastion.types import Example, Losses
+from bastion.types import Losses, Prepared
 
 # The authors' for CIFAR-10: ten steps of 2/255.
 THREAT = Threat("linf", 8 / 255)
@@ -21,7 +21,7 @@ ATTACK = PGD(steps=10, rel_step=0.25, loss="kl", keep="last")
 
 
 @objectives.register("trades")
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Trades(Attacked):
     """CE(x) + β · KL(p(x) ‖ p(x')), where x' maximises that divergence."""
 
@@ -39,8 +39,8 @@ class Trades(Attacked):
         if self.beta < 0:
             raise ValueError(f"beta must not be negative, got {self.beta}")
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        clean, attacked = model(example.clean.x), model(example.x)
-        natural = F.cross_entropy(clean, example.clean.y, label_smoothing=self.label_smoothing)
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        clean, attacked = model(prepared.clean.x), model(prepared.x)
+        natural = F.cross_entropy(clean, prepared.clean.y, label_smoothing=self.label_smoothing)
         apart = divergence(clean.log_softmax(1), attacked).mean()
         return Losses(natural + self.beta * apart, attacked, {"natural": natural, "divergence": apart}, clean)

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bastion import BastionError
+from bastion.acceleration import for_training
 from bastion.attacks import Threat
 from bastion.attacks.apgd import APGD
-from bastion.attacks.victim import for_training
-from bastion.training.batchnorm import SharedBatchNorm2d, share_batchnorms
+from bastion.training.sync_batchnorm import SyncBatchNorm2d, convert_batchnorms
 from bastion.types import Batch
 
 
@@ -44,8 +44,8 @@ def test_values_gradients_and_running_statistics(
     if affine:
         for norm in (own, shared):
             norm.load_state_dict({"weight": torch.arange(1.0, 6), "bias": torch.arange(5.0)}, strict=False)
-    share_batchnorms(shared)
-    assert type(shared) is SharedBatchNorm2d
+    convert_batchnorms(shared)
+    assert type(shared) is SyncBatchNorm2d
     for _ in range(2):
         for got, expected in zip(_outcome(shared, x), _outcome(own, x), strict=True):
             assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
@@ -55,7 +55,7 @@ def test_in_half_precision_statistics_stay_exact(alone: None) -> None:
     generator = torch.Generator().manual_seed(0)
     x = 3 + torch.randn(16, 5, 8, 8, generator=generator)
     own, shared = nn.BatchNorm2d(5), nn.BatchNorm2d(5)
-    share_batchnorms(shared)
+    convert_batchnorms(shared)
     exact, coarse = _outcome(own, x), _outcome(shared, x.bfloat16())
     assert [each.dtype for each in coarse[:2]] == [torch.bfloat16] * 2
     for got, expected in zip(coarse, exact, strict=True):
@@ -65,21 +65,21 @@ def test_in_half_precision_statistics_stay_exact(alone: None) -> None:
 def test_attacks_that_stop_at_a_hit_are_refused(alone: None) -> None:
     """Processes would make different numbers of passes, and wait for each other for ever."""
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 5))
-    share_batchnorms(model)
+    convert_batchnorms(model)
     batch = Batch(torch.arange(4), torch.rand(4, 3, 4, 4), torch.arange(4))
-    with for_training(model):
-        assert APGD(steps=2, keep="best")(model, batch, Threat("linf", 0.1), seed=0).shape == batch.x.shape
+    with for_training(model) as prepared:
+        assert APGD(steps=2, keep="best")(prepared, batch, Threat("linf", 0.1), seed=0).shape == batch.x.shape
         with pytest.raises(BastionError, match="apgd: stops where an image is fooled, but processes that share"):
-            APGD(steps=2)(model, batch, Threat("linf", 0.1), seed=0)
+            APGD(steps=2)(prepared, batch, Threat("linf", 0.1), seed=0)
 
 
 def test_in_eval_mode_it_is_the_ordinary_one(alone: None) -> None:
     own, shared = nn.BatchNorm2d(5), nn.BatchNorm2d(5)
-    share_batchnorms(shared)
+    convert_batchnorms(shared)
     x = torch.arange(40.0).view(2, 5, 2, 2)
     assert torch.equal(shared.eval()(x), own.eval()(x))
 
 
 def test_other_kinds_are_refused() -> None:
     with pytest.raises(BastionError, match=r"sync_batchnorm: 0 is a BatchNorm1d, which cannot be shared; set it false"):
-        share_batchnorms(nn.Sequential(nn.BatchNorm1d(3)))
+        convert_batchnorms(nn.Sequential(nn.BatchNorm1d(3)))

@@ -1,4 +1,4 @@
-"""Published checkpoints: the weights of another code base for one of bastion's models, every tensor accounted for."""
+"""`bastion import`: the weights of another code base for one of bastion's models, every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,9 +97,13 @@ def import_file(
     state |= {name: own[name] for name in filled}
     state = {name: _shaped(tensor, own[name].shape if name in own else None) for name, tensor in state.items()}
     _check(state, own, path)
+    _check_numbers(state, own, path)
     mean, std = _normalisation(found, normalize, backbone.shape[0], path)
     model = Classifier(backbone, mean, std, spec=dict(spec))
-    model.network.load_state_dict(state)
+    try:
+        model.network.load_state_dict(state)
+    except RuntimeError as error:
+        raise BastionError(f"import: {path}: its tensors cannot be copied into the model: {error}") from error
     return Import(model.eval(), container, stripped, left_out, filled)
 
 
@@ -117,17 +122,18 @@ def _read(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return checkpoint.read_tensors(path)
     try:
-        with torch.serialization.safe_globals(_HARMLESS):
+        with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about tensors that are refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         known = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it holds {known[1]}" if known else "it is no file of torch.save, or damaged"
+        what = f"it holds {_printable(known[1])}" if known else "it is no file of torch.save, or damaged"
         raise BastionError(
             f"import: {path} cannot be read as weights alone: {what}. Where it was made, store "
             "`torch.save(model.state_dict(), …)`, and import that"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:  # a damaged file makes torch's reader stumble in any way
+        reason = _printable(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise BastionError(f"import: {path} is damaged or no file of torch.save ({reason}); get it again") from error
 
 
@@ -148,9 +154,33 @@ def _contents(content: Any, path: Path, ema: bool) -> tuple[str, State]:
 def _tensors(content: Mapping[str, Any], where: str) -> State:
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if others or not content:
-        what = f"{len(others)} entries are no tensors, such as '{others[0]}'" if others else "it is empty"
+        what = f"{len(others)} entries are no tensors, such as '{_printable(others[0])}'" if others else "it is empty"
         raise BastionError(f"import: {where}: {what}; known places for weights are {', '.join(_CONTAINERS)}")
+    for name, tensor in content.items():
+        odd = _refused(tensor) if str(name).isprintable() else "is no name of a tensor; the file is damaged"
+        if odd:
+            raise BastionError(f"import: {where}: '{_printable(str(name))}' {odd}")
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _refused(tensor: Tensor) -> str:
+    """Why a tensor cannot be weights; empty if it can."""
+    if tensor.is_quantized:
+        return "is quantised; import the weights from before, in floating point"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "is sparse or nested; store it with .to_dense()"
+    if tensor.is_meta:
+        return "has no numbers: it was saved on the meta device"
+    if tensor.is_complex():
+        return "holds complex numbers, which no model here has"
+    if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        return "claims more numbers than the file holds"
+    return ""
+
+
+def _printable(text: str) -> str:
+    """Without control characters and escape sequences."""
+    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def _unwrapped(state: State, own: Mapping[str, Tensor]) -> tuple[State, Stats | None, list[str]]:
@@ -223,7 +253,7 @@ def _renamed(state: State, backbone: Backbone) -> State:
         return renamed
     try:
         filtered = by_timm(dict(renamed), network)
-    except (KeyError, IndexError, AttributeError, RuntimeError, ValueError):  # not a file of this family
+    except Exception:  # not a file of this family
         return renamed
     # timm also drops and resizes tensors, without a word: those stay as they were, to be told of.
     kept = {tensor.data_ptr() for tensor in filtered.values()}
@@ -256,6 +286,16 @@ def _check(state: State, own: Mapping[str, Tensor], path: Path) -> None:
     raise BastionError(
         f"import: {path} does not fit the model. Tensors: {'; '.join(parts)}.{_hint(state, own, shapes)}"
     )
+
+
+def _check_numbers(state: State, own: Mapping[str, Tensor], path: Path) -> None:
+    for name, tensor in state.items():
+        if own[name].is_floating_point() and not tensor.is_floating_point():
+            raise BastionError(f"import: {path}: '{name}' holds {tensor.dtype}; import weights in floating point")
+        if tensor.is_floating_point() and not tensor.float().isfinite().all():
+            raise BastionError(
+                f"import: {path}: '{name}' holds NaN or infinity: the training diverged, or the file is damaged"
+            )
 
 
 def _some(names: list[str]) -> str:

@@ -50,7 +50,7 @@ class Threat:
         in_box = ((x >= 0) & (x <= 1)).flatten(1).all(1)
         return in_box & (self.distance(x0, x) <= self.eps + slack)
 
-    def ahead(self, x: Tensor, gradient: Tensor, size: float, sparsity: float = 0.01) -> Tensor:
+    def step(self, x: Tensor, gradient: Tensor, size: float, sparsity: float = 0.01) -> Tensor:
         """x moved by `size` the way that raises a linear loss most; not yet projected.
 
         For l1 that is one coordinate after another, the steepest first, each as far as the box lets it go; a fraction
@@ -60,7 +60,7 @@ class Threat:
             return x + size * steepest(self.norm, gradient)
         flat, pixels = gradient.flatten(1), x.flatten(1)
         slope, order = flat.abs().sort(dim=1, descending=True, stable=True)
-        space = room(pixels, flat).gather(1, order)
+        space = headroom(pixels, flat).gather(1, order)
         free = ((slope > 0) & (space > 0)).sum(1, keepdim=True)
         most = size / free.clamp(1, max(1, round(sparsity * flat.shape[1])))
         part = torch.where(slope > 0, torch.minimum(space, most), 0).double()
@@ -103,12 +103,12 @@ def length(norm: Norm, offset: Tensor) -> Tensor:
     return flat.abs().amax(1) if norm == "linf" else flat.abs().sum(1)  # many times faster than `vector_norm`
 
 
-def room(x: Tensor, direction: Tensor) -> Tensor:
+def headroom(x: Tensor, direction: Tensor) -> Tensor:
     """How far each pixel can go: up to 1 where the direction is positive, down to 0 elsewhere."""
     return (x - (direction > 0).to(x.dtype)).abs()
 
 
-SHY = 1 - 1e-7  # of a radius, so that rounding does not leave the ball
+SAFETY = 1 - 1e-7  # of a radius, so that rounding does not leave the ball
 Radius = float | Tensor  # one for all examples, or (B,): each its own
 
 
@@ -122,13 +122,13 @@ def project(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     return inside(x0.flatten(1), x.flatten(1), radius).view(x.shape)
 
 
-def retract(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
+def project_approx(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     """A point of the set near x: the nearest, but for l2 what scaling and then clipping give, at less cost."""
     if norm != "l2":
         return project(norm, x0, x, eps)
     offset = x - x0
     size = torch.linalg.vector_norm(offset.flatten(1), dim=1, dtype=torch.float64)
-    scale = (SHY * eps / (size + 1e-12)).clamp(max=1).to(x.dtype)
+    scale = (SAFETY * eps / (size + 1e-12)).clamp(max=1).to(x.dtype)
     moved: Tensor = (x0 + scale.view(-1, 1, 1, 1) * offset).clamp_(0, 1)
     return moved
 
@@ -141,7 +141,7 @@ def project_l2(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     outside; its first step is the usual rescaling.
     """
     v = (x - x0).double()
-    cap = room(x0, v).double()
+    cap = headroom(x0, v).double()
     square, cap_square = v.square(), cap.square()
     t = torch.zeros(len(x), 1, dtype=v.dtype, device=x.device)
     while True:
@@ -162,7 +162,7 @@ def project_l1(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
     is wanted is where it crosses eps. In float64: in float32 the sum of thousands of pieces overshoots the radius.
     """
     v = (x - x0).double()
-    cap = room(x0, v).double()
+    cap = headroom(x0, v).double()
     size = v.abs()
     z = torch.minimum(size, cap)
     radius = torch.as_tensor(eps, dtype=v.dtype, device=v.device).expand(len(v), 1)
@@ -186,10 +186,10 @@ def _threshold(size: Tensor, cap: Tensor, eps: Tensor) -> Tensor:
         rest = size - level
         excess = torch.minimum(rest, cap).clamp_(min=0).sum(1, keepdim=True) - eps
         shrinking = ((rest > 0) & (rest <= cap)).sum(1, keepdim=True)  # just right of the level
-        ahead = level + excess / shrinking
+        newton = level + excess / shrinking
         low, high = torch.where(excess > 0, level, low), torch.where(excess > 0, high, level)
-        arrived = (excess.abs() <= 1e-12 * eps) | (ahead == level)
-        following = torch.where((ahead > low) & (ahead < high), ahead, (low + high) / 2)
+        arrived = (excess.abs() <= 1e-12 * eps) | (newton == level)
+        following = torch.where((newton > low) & (newton < high), newton, (low + high) / 2)
         following = torch.where(arrived, level, following)
         if (following == level).all():
             return level

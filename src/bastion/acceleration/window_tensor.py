@@ -1,8 +1,8 @@
 """Windows that go through a model in place of whole images.
 
-A `Patch` holds the changed window of each image. What torch does to images is done to the windows; what lies around
-them comes from a `Memory` of the known images. Where windows have grown over most of the image, or the model does what
-is not known to be local, whole images go on.
+A `WindowTensor` holds the changed window of each image. What torch does to images is done to the windows; what lies
+around them comes from an `ActivationCache` of the known images. Where windows have grown over most of the image, or the
+model does what is not known to be local, whole images go on.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bastion.attacks.windows import Grown, Pair, Window, column, firsts, pair, within
+from bastion.acceleration.windows import Grown, Pair, Window, column, firsts, pair, within
 
-MOST = 0.6  # of the image that a window may cover
-LOOK = 2e7  # multiplications that take as long as one look into the memory
-ROOM = 1 << 30  # bytes that the memory may take
+LARGEST_SHARE = 0.6  # of the image that a window may cover
+LOOKUP_COST = 2e7  # multiplications that take as long as one look into the cache
+CACHE_BYTES = 1 << 30  # bytes that the cache may take
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # orders of axes: channels last, and back
 
 
-class Unlike(Exception):
+class CannotFollow(Exception):
     """The model does not do what it did before, or what can be followed."""
 
 
-class Memory:
+class ActivationCache:
     """What a model made of the known images on its way, in the order in which it is looked for."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Memory:
         self.marks: list[list[Any]] = []  # … and how to know it again
         self.followed = 0
         self.saved = 0  # multiplications, for all images
-        self.room = ROOM
+        self.bytes_left = CACHE_BYTES
 
     def recall(self) -> None:
         """From the first slot on."""
@@ -52,23 +52,23 @@ class Memory:
             self.settings.append(settings)  # stay alive, so that no other tensor takes their place
             self.marks.append(marks)
         elif self.followed == len(self.marks) or self.marks[self.followed] != marks:
-            raise Unlike
+            raise CannotFollow
         self.followed += 1
 
     def store(self, values: Tensor, margin: Pair = (0, 0)) -> Tensor:
         """Whole images, with a margin of zeros."""
         down, across = margin
         slot = F.pad(values.permute(LAST), (0, 0, across, across, down, down)).contiguous()
-        self.room -= slot.numel() * slot.element_size()
-        if self.room < 0:
-            raise Unlike
+        self.bytes_left -= slot.numel() * slot.element_size()
+        if self.bytes_left < 0:
+            raise CannotFollow
         self.slots.append(slot)
         return slot.permute(FIRST)
 
     def look(self, pixels: Tensor, window: Window, margin: Pair = (0, 0)) -> Tensor:
         """The next slot; the change to it is noted."""
         if len(self.changes) == len(self.slots):
-            raise Unlike
+            raise CannotFollow
         self.changes.append((pixels, window, margin))
         return self.slots[len(self.changes) - 1]
 
@@ -88,10 +88,10 @@ class Memory:
         return self.followed == len(self.marks) and len(self.changes) == len(self.slots)
 
     def pays(self) -> bool:
-        return self.saved > LOOK * len(self.slots)
+        return self.saved > LOOKUP_COST * len(self.slots)
 
 
-class StandIn:
+class TensorLike:
     """Goes through a model in place of images. Whatever they have and it has not, whole images have."""
 
     def whole(self) -> Tensor:
@@ -103,40 +103,40 @@ class StandIn:
 
     def __getattr__(self, name: str) -> Any:
         if name.endswith("_") and not name.endswith("__"):  # would be written over
-            raise Unlike
+            raise CannotFollow
         return getattr(self.whole(), name)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        local = args[0].local(func, args) if isinstance(args[0], StandIn) else None
+        local = args[0].local(func, args) if isinstance(args[0], TensorLike) else None
         return _by_whole_images(func, args, kwargs) if local is None else local(*args, **kwargs)
 
 
-class Patch(StandIn):
-    """The changed window of each image. While the memory learns, whole images are in its place."""
+class WindowTensor(TensorLike):
+    """The changed window of each image. While the cache learns, whole images are in its place."""
 
-    def __init__(self, memory: Memory, values: Tensor, image: Pair, window: Window) -> None:
-        self.memory, self.values, self.image, self.window = memory, values, image, window
+    def __init__(self, cache: ActivationCache, values: Tensor, image: Pair, window: Window) -> None:
+        self.cache, self.values, self.image, self.window = cache, values, image, window
         self.made: Tensor | None = None  # the whole images
-        self.noted = False  # the values are in the memory
+        self.noted = False  # the values are in the cache
 
     @classmethod
-    def learning(cls, memory: Memory, x: Tensor, side: int) -> Patch:
+    def learning(cls, cache: ActivationCache, x: Tensor, side: int) -> WindowTensor:
         anywhere = torch.zeros(2, len(x), dtype=torch.int64)
-        return cls(memory, x, (x.shape[2], x.shape[3]), Window((side, side), anywhere))
+        return cls(cache, x, (x.shape[2], x.shape[3]), Window((side, side), anywhere))
 
     @classmethod
-    def changed(cls, memory: Memory, x: Tensor, corner: Tensor, side: int) -> Patch:
+    def changed(cls, cache: ActivationCache, x: Tensor, corner: Tensor, side: int) -> WindowTensor:
         image = x.shape[2], x.shape[3]
         window = Window((side, side), within(corner.T, [length - side for length in image]))
         places = window.places(image) - firsts(len(x), math.prod(image))[:, None]
         values = x.flatten(2).gather(2, places[:, None].expand(-1, x.shape[1], -1))
-        return cls(memory, values.view(*values.shape[:2], side, side), image, window)
+        return cls(cache, values.view(*values.shape[:2], side, side), image, window)
 
     def local(self, func: Any, args: Any) -> Callable[..., Any] | None:
         if func in POINTWISE:
-            return lambda patch, *more, **named: patch.each(func, *more, **named)
+            return lambda window, *more, **named: window.each(func, *more, **named)
         return KNOWN.get(func)
 
     @property
@@ -161,15 +161,15 @@ class Patch(StandIn):
         """(B, h · w, C)"""
         return self.values.permute(LAST).flatten(1, 2)
 
-    def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Patch:
+    def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> WindowTensor:
         """The same is done to every pixel."""
-        self.memory.follow(func, *args, *kwargs.values())
+        self.cache.follow(func, *args, *kwargs.values())
         if func is torch.relu_ or kwargs.get("inplace"):
             values = self.values.clone() if self.noted else self.values
-            return self._becomes(Patch(self.memory, func(values, *args, **kwargs), self.image, self.window))
-        return Patch(self.memory, func(self.values, *args, **kwargs), self.image, self.window)
+            return self._becomes(WindowTensor(self.cache, func(values, *args, **kwargs), self.image, self.window))
+        return WindowTensor(self.cache, func(self.values, *args, **kwargs), self.image, self.window)
 
-    def _becomes(self, other: Patch) -> Patch:
+    def _becomes(self, other: WindowTensor) -> WindowTensor:
         """As a tensor that is written over: whoever holds it sees it."""
         self.values, self.image, self.window = other.values, other.image, other.window
         self.made, self.noted = None, False
@@ -181,19 +181,19 @@ class Patch(StandIn):
         return self.made
 
     def _whole(self) -> Tensor:
-        if self.memory.learning:
-            return self.memory.store(self.values).clone()
+        if self.cache.learning:
+            return self.cache.store(self.values).clone()
         pixels, self.noted = self.pixels, True
-        images = self.memory.look(pixels, self.window).clone()
+        images = self.cache.look(pixels, self.window).clone()
         images.flatten(0, 2).index_copy_(0, self.window.places(self.image).flatten(), pixels.flatten(0, 1))
         return images.permute(FIRST)
 
     def around(self, window: Window, margin: Pair = (0, 0), *, holds: bool = True) -> Tensor:
         """What a window shows that holds this one, or most of it, and may reach into a margin."""
-        if self.memory.learning:
-            return self.memory.store(self.values, margin)
+        if self.cache.learning:
+            return self.cache.store(self.values, margin)
         pixels, self.noted, edge = self.pixels, True, column(margin)
-        slot = self.memory.look(pixels, self.window, margin)
+        slot = self.cache.look(pixels, self.window, margin)
         seen = slot.flatten(0, 2).index_select(0, window.moved(edge).places(_image(slot)).flatten())
         own = self.window.moved(-window.start)
         places, pixels = own.places(window.size).flatten(), pixels.flatten(0, 1)
@@ -205,18 +205,18 @@ class Patch(StandIn):
 
     def conv2d(
         self, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-    ) -> Patch | Tensor:
+    ) -> WindowTensor | Tensor:
         if isinstance(padding, str):
             return torch.conv2d(self.whole(), weight, bias, stride, padding, dilation, groups)
         grown = Grown.by(self.image, self.window, pair(weight.shape[2:]), pair(stride), pair(padding), pair(dilation))
         spared = math.prod(grown.image) - math.prod(grown.window.size)
-        if spared < (1 - MOST) * math.prod(grown.image):
+        if spared < (1 - LARGEST_SHARE) * math.prod(grown.image):
             return torch.conv2d(self.whole(), weight, bias, stride, padding, dilation, groups)
-        self.memory.follow(weight, bias, stride, padding, dilation, groups)
-        self.memory.saved += weight.numel() * spared * len(self) * self.memory.learning
+        self.cache.follow(weight, bias, stride, padding, dilation, groups)
+        self.cache.saved += weight.numel() * spared * len(self) * self.cache.learning
         around = self.around(grown.seen, pair(padding), holds=pair(stride) == (1, 1))
         values = torch.conv2d(around, weight, bias, stride, 0, dilation, groups)
-        return Patch(self.memory, values, grown.image, grown.window)
+        return WindowTensor(self.cache, values, grown.image, grown.window)
 
     def batch_norm(
         self,
@@ -227,38 +227,38 @@ class Patch(StandIn):
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> Patch | Tensor:
+    ) -> WindowTensor | Tensor:
         settings = (mean, variance, weight, bias, training, momentum, eps)
         return F.batch_norm(self.whole(), *settings) if training else self.each(F.batch_norm, *settings)
 
-    def dropout(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Patch | Tensor:
+    def dropout(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> WindowTensor | Tensor:
         return F.dropout(self.whole(), p, training, inplace) if training else self
 
     def permute(self, *axes: Any) -> Any:
         order = tuple(axes[0]) if len(axes) == 1 else axes
-        return Lines(self) if order == LAST else self.whole().permute(order)
+        return ChannelsLastWindow(self) if order == LAST else self.whole().permute(order)
 
     def combine(self, func: Callable[[Any, Any], Any], other: Any) -> Any:
-        """With a number, numbers for each channel, or another patch."""
-        if isinstance(other, Patch):
+        """With a number, numbers for each channel, or another window."""
+        if isinstance(other, WindowTensor):
             return self._join(func, other)
         alike = not isinstance(other, Tensor) or other.numel() == 1
         if alike or (other.shape[-2:] == (1, 1) and math.prod(other.shape[:-3]) == 1):
             return self.each(func, other)
         return func(self.whole(), other)
 
-    def _join(self, func: Callable[[Any, Any], Any], other: Patch) -> Any:
+    def _join(self, func: Callable[[Any, Any], Any], other: WindowTensor) -> Any:
         """In the larger window."""
         if self.image != other.image:
             return func(self.whole(), other.whole())
-        self.memory.follow(func)
+        self.cache.follow(func)
         window = max(self.window, other.window, key=lambda window: math.prod(window.size))
         values = []
         for part in (self, other):
-            if not (part.window is window or self.memory.learning or part.window.is_inside(window)):
-                raise Unlike
+            if not (part.window is window or self.cache.learning or part.window.is_inside(window)):
+                raise CannotFollow
             values.append(part.values if part.window.size == window.size else part.around(window))
-        return Patch(self.memory, func(*values), self.image, window)
+        return WindowTensor(self.cache, func(*values), self.image, window)
 
     def __add__(self, other: Any) -> Any:
         return self.combine(torch.add, other)
@@ -274,35 +274,35 @@ class Patch(StandIn):
 
     def __iadd__(self, other: Any) -> Any:
         made = self + other
-        if not isinstance(made, Patch):
-            raise Unlike
+        if not isinstance(made, WindowTensor):
+            raise CannotFollow
         return self._becomes(made)
 
     __radd__, __rmul__ = __add__, __mul__
 
 
-class Lines(StandIn):
-    """A patch whose channels come last, as layers that look at one pixel at a time want it."""
+class ChannelsLastWindow(TensorLike):
+    """A window whose channels come last, as layers that look at one pixel at a time want it."""
 
-    def __init__(self, patch: Patch) -> None:
-        self.patch = patch
+    def __init__(self, tensor: WindowTensor) -> None:
+        self.tensor = tensor
 
     def local(self, func: Any, args: Any) -> Callable[..., Any] | None:
         if func in POINTWISE or func is F.linear or (func is F.layer_norm and len(args[1]) == 1):
-            return lambda lines, *more, **named: lines.each(func, *more, **named)
+            return lambda window, *more, **named: window.each(func, *more, **named)
         return None
 
-    def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Lines:
+    def each(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> ChannelsLastWindow:
         if func is torch.relu_ or kwargs.get("inplace"):
-            raise Unlike
-        return Lines(self.patch.each(_last, func, *args, **kwargs))
+            raise CannotFollow
+        return ChannelsLastWindow(self.tensor.each(_last, func, *args, **kwargs))
 
     def permute(self, *axes: Any) -> Any:
         order = tuple(axes[0]) if len(axes) == 1 else axes
-        return self.patch if order == FIRST else self.whole().permute(order)
+        return self.tensor if order == FIRST else self.whole().permute(order)
 
     def whole(self) -> Tensor:
-        return self.patch.whole().permute(LAST)
+        return self.tensor.whole().permute(LAST)
 
 
 def _image(slot: Tensor) -> Pair:
@@ -322,28 +322,28 @@ def _mark(setting: Any) -> Any:
 
 
 def _by_whole_images(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Whatever it is; but patches are not written over by it."""
+    """Whatever it is; but windows are not written over by it."""
     name = getattr(func, "__name__", "")
     written = name.endswith("_") and (not name.endswith("__") or name in IN_PLACE)
-    if kwargs.get("inplace") or "out" in kwargs or (written and isinstance(args[0], StandIn)):
-        raise Unlike
+    if kwargs.get("inplace") or "out" in kwargs or (written and isinstance(args[0], TensorLike)):
+        raise CannotFollow
     return func(*map(_whole, args), **{key: _whole(value) for key, value in kwargs.items()})
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(map(_whole, value))
-    return value.whole() if isinstance(value, StandIn) else value
+    return value.whole() if isinstance(value, TensorLike) else value
 
 
 KNOWN: dict[Any, Callable[..., Any]] = {
-    torch.conv2d: Patch.conv2d,
-    F.batch_norm: Patch.batch_norm,
-    F.dropout: Patch.dropout,
-    torch.add: Patch.__add__,
-    torch.sub: Patch.__sub__,
-    torch.mul: Patch.__mul__,
-    torch.div: Patch.__truediv__,
+    torch.conv2d: WindowTensor.conv2d,
+    F.batch_norm: WindowTensor.batch_norm,
+    F.dropout: WindowTensor.dropout,
+    torch.add: WindowTensor.__add__,
+    torch.sub: WindowTensor.__sub__,
+    torch.mul: WindowTensor.__mul__,
+    torch.div: WindowTensor.__truediv__,
 }
 IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
 POINTWISE = {

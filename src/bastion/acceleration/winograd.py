@@ -48,7 +48,7 @@ class Winograd(nn.Conv2d):
         fits = isinstance(x, Tensor) and x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
         if not fits or not self.pays(*x.shape):
             return super().forward(x)
-        y: Tensor = Product.apply(x, self.spectrum, self.bias, Ways.across(*x.shape[2:]))  # type: ignore[no-untyped-call]
+        y: Tensor = Product.apply(x, self.spectrum, self.bias, Transforms.across(*x.shape[2:]))  # type: ignore[no-untyped-call]
         return y
 
     def pays(self, batch: int, channels: int, height: int, width: int) -> bool:
@@ -68,7 +68,7 @@ class Winograd(nn.Conv2d):
         return values.flatten(0, 1).to(self.weight.dtype).contiguous()
 
 
-class Ways(NamedTuple):
+class Transforms(NamedTuple):
     """From the pixels of an image to the points of its tiles, and back."""
 
     rows: Tensor  # (6 · tiles, height)
@@ -77,31 +77,31 @@ class Ways(NamedTuple):
     columns_back: Tensor  # (width, 6 · tiles)
 
     @classmethod
-    def across(cls, height: int, width: int) -> Ways:
+    def across(cls, height: int, width: int) -> Transforms:
         (rows, rows_back), (columns, columns_back) = _there_and_back(height), _there_and_back(width)
         return cls(rows, columns, rows_back, columns_back)
 
     @property
-    def reversed(self) -> Ways:
+    def reversed(self) -> Transforms:
         """For gradients."""
-        return Ways(self.rows_back.T, self.columns_back.T, self.rows.T, self.columns.T)
+        return Transforms(self.rows_back.T, self.columns_back.T, self.rows.T, self.columns.T)
 
 
 class Product(torch.autograd.Function):
     """(B, C, H, W) images times weights at all pairs of points, (36, C, K); channels last."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, spectrum: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
-        ctx.spectrum, ctx.ways = spectrum, ways
+    def forward(ctx: Any, x: Tensor, spectrum: Tensor, bias: Tensor | None, transforms: Transforms) -> Tensor:
+        ctx.spectrum, ctx.transforms = spectrum, transforms
         (batch, channels, height, width), out = x.shape, spectrum.shape[2]
         lines = x.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
-        tall = torch.bmm(ways.rows.expand(batch, -1, -1), lines).view(batch, SIX, -1, width, channels)
+        tall = torch.bmm(transforms.rows.expand(batch, -1, -1), lines).view(batch, SIX, -1, width, channels)
         tall = tall.permute(1, 3, 2, 0, 4).reshape(SIX, width, -1)
-        points, columns = len(ways.columns), tall.shape[2] // channels
+        points, columns = len(transforms.columns), tall.shape[2] // channels
         made = x.new_empty(SIX, width, columns * out)
         wide = x.new_empty(AT_ONCE, points, columns * channels)
         product = x.new_empty(AT_ONCE * SIX, points // SIX * columns, out)
-        there, back = (way.expand(AT_ONCE, -1, -1) for way in (ways.columns, ways.columns_back))
+        there, back = (way.expand(AT_ONCE, -1, -1) for way in (transforms.columns, transforms.columns_back))
         for first in range(0, SIX, AT_ONCE):
             last = first + AT_ONCE
             torch.bmm(there, tall[first:last], out=wide)
@@ -111,14 +111,14 @@ class Product(torch.autograd.Function):
         y = torch.empty(batch, out, height, width, dtype=x.dtype, memory_format=torch.channels_last)
         lines = y.permute(0, 2, 3, 1).view(batch, height, width * out)
         start = x.new_zeros(()) if bias is None else bias.repeat(width)
-        torch.baddbmm(start, ways.rows_back.expand(batch, -1, -1), made, beta=int(bias is not None), out=lines)
+        torch.baddbmm(start, transforms.rows_back.expand(batch, -1, -1), made, beta=int(bias is not None), out=lines)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         """A product of the same kind, the other way round."""
         turned = ctx.spectrum.transpose(1, 2)
-        slope: Tensor = Product.apply(gradient, turned, None, ctx.ways.reversed)  # type: ignore[no-untyped-call]
+        slope: Tensor = Product.apply(gradient, turned, None, ctx.transforms.reversed)  # type: ignore[no-untyped-call]
         return slope, None, None, None
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from bastion import BastionError, Threat
-from bastion.attacks.threat import project_l1, project_l2
+from bastion.threat import project_l1, project_l2
 
 NORMS = ["linf", "l2", "l1"]
 THREATS = [Threat("linf", 8 / 255), Threat("l2", 0.5), Threat("l1", 12.0)]
@@ -115,7 +115,7 @@ def test_memory_format_does_not_matter(threat: Threat) -> None:
     strided = [torch.stack([t, t], -1)[..., 0] for t in (x0, x)]
     for a, b in (last, strided):
         assert torch.allclose(threat.project(a, b), threat.project(x0, x), atol=1e-7, rtol=0)
-        assert torch.allclose(threat.ahead(a, b, 0.1), threat.ahead(x0, x, 0.1), atol=1e-7, rtol=0)
+        assert torch.allclose(threat.step(a, b, 0.1), threat.step(x0, x, 0.1), atol=1e-7, rtol=0)
         points = [threat.random_point(each, torch.arange(4), seed=1, draw=1) for each in (a, x0)]
         assert torch.equal(*points)
 
@@ -124,7 +124,7 @@ def test_memory_format_does_not_matter(threat: Threat) -> None:
 def test_a_step_is_as_long_as_it_should_be_and_the_steepest(threat: Threat) -> None:
     """Its product with the gradient is the dual norm: ‖g‖₁, ‖g‖₂, and for one coordinate of l1 ‖g‖∞."""
     x, g = torch.full((6, 3, 8, 8), 0.5), torch.randn(6, 3, 8, 8)
-    d = threat.ahead(x, g, 0.25, sparsity=1e-9) - x
+    d = threat.step(x, g, 0.25, sparsity=1e-9) - x
     dual = {"linf": 1.0, "l2": 2.0, "l1": math.inf}[threat.norm]
     assert torch.allclose(threat.distance(torch.zeros_like(d), d).float(), torch.full((6,), 0.25))
     assert torch.allclose((d * g).flatten(1).sum(1), 0.25 * torch.linalg.vector_norm(g.flatten(1), dual, dim=1))
@@ -133,10 +133,10 @@ def test_a_step_is_as_long_as_it_should_be_and_the_steepest(threat: Threat) -> N
 def test_an_l1_step_is_shared_by_the_steepest_coordinates_with_room() -> None:
     g = torch.tensor([4.0, -3.0, 2.0, 1.0]).view(1, 1, 2, 2)
     x = torch.tensor([1.0, 0.1, 0.5, 0.5]).view(1, 1, 2, 2)  # the first cannot grow, the second shrink by 0.1 only
-    moved = Threat("l1", 1.0).ahead(x, g, 0.6, sparsity=0.5) - x
+    moved = Threat("l1", 1.0).step(x, g, 0.6, sparsity=0.5) - x
     assert torch.allclose(moved.flatten(), torch.tensor([0.0, -0.1, 0.3, 0.2]))
     blocked = torch.ones_like(x)
-    assert torch.equal(Threat("l1", 1.0).ahead(blocked, g.abs(), 0.6), blocked)
+    assert torch.equal(Threat("l1", 1.0).step(blocked, g.abs(), 0.6), blocked)
 
 
 @pytest.mark.parametrize("sparsity", [0.01, 0.5, 1.0])
@@ -145,7 +145,7 @@ def test_an_l1_step_is_no_shorter_where_few_coordinates_are_free(sparsity: float
     generator = torch.Generator().manual_seed(0)
     x, g = torch.full((5, 3, 8, 8), 0.5), torch.zeros(5, 3, 8, 8)
     g[:, :, :2, :2] = torch.randn(5, 3, 2, 2, generator=generator)
-    moved = Threat("l1", 4.0).ahead(x, g, 3.0, sparsity) - x
+    moved = Threat("l1", 4.0).step(x, g, 3.0, sparsity) - x
     assert torch.allclose(moved.abs().flatten(1).sum(1), torch.full((5,), 3.0))
     assert (moved * g >= 0).all()
 
@@ -196,5 +196,5 @@ def test_a_small_gradient_makes_no_small_step(scale: float) -> None:
     """A confident model's gradients vanish in float32, and their squares long before."""
     g, x = scale * torch.randn(4, 3, 8, 8), torch.full((4, 3, 8, 8), 0.5)
     for threat in THREATS:
-        step = threat.ahead(x, g, 0.5) - x
+        step = threat.step(x, g, 0.5) - x
         assert torch.allclose(threat.distance(torch.zeros_like(step), step).float(), torch.full((4,), 0.5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,14 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bastion.errors import BastionError
 from bastion.models import Classifier
-from bastion.training.batchnorm import SharedBatchNorm2d
+from bastion.training.sync_batchnorm import SyncBatchNorm2d
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class World:
-    """Which of how many processes this is. The questions are asked by all of them at the same point, or by none."""
+class Processes:
+    """Which of how many processes this is. Its methods are called by all of them at the same point, or by none."""
 
     rank: int = 0
     size: int = 1
@@ -39,20 +39,21 @@ class World:
         """The one that writes and speaks."""
         return self.rank == 0
 
-    def share(self, batch: int, what: str) -> int:
-        """How many of a global batch are this process's."""
+    def share(self, batch: int) -> int:
+        """How many images of a batch of all processes are this one's."""
         if batch % self.size:
-            raise BastionError(f"batch: {batch} cannot be shared out evenly to {self.size} {what}; make it a multiple")
+            what = f"{batch} cannot be shared out evenly to {self.size} processes"
+            raise BastionError(f"batch: {what}; make it a multiple")
         return batch // self.size
 
-    def wrap(self, step: nn.Module) -> nn.Module:
+    def wrap(self, module: nn.Module) -> nn.Module:
         """A module whose backward pass leaves the mean gradient of all processes."""
         if self.size == 1:
-            return step
+            return module
         # Gradients of 1×1 convolutions come in another layout on some machines, which costs next to nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        # Buffers are made the same by `agree_on_buffers`: after the step, so that the next attack sees them too.
-        return DistributedDataParallel(step, forward_sync_buffers=False)
+        # Buffers are made the same by `average_buffers`: after the step, so that the next attack sees them too.
+        return DistributedDataParallel(module, forward_sync_buffers=False)
 
     def shard(self, model: Classifier) -> None:
         """Each process keeps its part of every block's weights, and gathers them when the block is used (FSDP2)."""
@@ -60,13 +61,12 @@ class World:
             fully_shard(block.module)
         fully_shard(model)
 
-    def together(self, step: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """For a backward pass that is the last of several: only then are gradients exchanged."""
-        waits = isinstance(step, DistributedDataParallel) and not last
-        return step.no_sync() if waits else nullcontext()  # type: ignore[operator]
+    def sync_gradients(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """For the backward passes over the parts of a batch: gradients are exchanged in the last one only."""
+        waits = isinstance(module, DistributedDataParallel) and not last
+        return module.no_sync() if waits else nullcontext()  # type: ignore[operator]
 
-    def totals(self, counts: list[int]) -> list[int]:
-        """Sums over all processes."""
+    def sum(self, counts: list[int]) -> list[int]:
         if self.size == 1:
             return counts
         tensor = torch.tensor(counts, device=self.device)
@@ -74,37 +74,43 @@ class World:
         summed: list[int] = tensor.tolist()
         return summed
 
-    def means(self, values: Mapping[str, float]) -> dict[str, float]:
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         if self.size == 1:
             return dict(values)
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return dict(zip(values, (tensor / self.size).tolist(), strict=True))
 
-    def agree_on_buffers(self, model: nn.Module) -> None:
+    def average_buffers(self, module: nn.Module) -> None:
         """Running statistics become the mean of everybody's: they are part of what the next attack sees."""
         if self.size == 1:
             return
-        norms = (norm for norm in model.modules() if isinstance(norm, _NormBase))
-        own = (norm for norm in norms if not isinstance(norm, SharedBatchNorm2d))  # the others agree already
+        norms = (norm for norm in module.modules() if isinstance(norm, _NormBase))
+        own = (norm for norm in norms if not isinstance(norm, SyncBatchNorm2d))  # the others agree already
         buffers = [buffer for norm in own for buffer in norm.buffers() if buffer.is_floating_point()]
         if not buffers:
             return
-        together = torch.cat([buffer.flatten() for buffer in buffers])
-        dist.all_reduce(together)
-        parts = torch.split(together / self.size, [buffer.numel() for buffer in buffers])
+        joined = torch.cat([buffer.flatten() for buffer in buffers])
+        dist.all_reduce(joined)
+        parts = torch.split(joined / self.size, [buffer.numel() for buffer in buffers])
         for buffer, part in zip(buffers, parts, strict=True):
             buffer.copy_(part.view_as(buffer))
 
-    def first_says(self, value: T) -> T:
-        """What the main process says."""
-        if self.size == 1:
-            return value
-        said = [value]
-        dist.broadcast_object_list(said, device=self.device)
-        return said[0]
+    def on_main(self, work: Callable[[], T]) -> T:
+        """What `work` returns in the main process, for everybody; an error that it raises is everybody's too."""
+        result: list[T | BastionError | None] = [None]
+        if self.main:
+            try:
+                result = [work()]
+            except BastionError as error:
+                result = [error]
+        if self.size > 1:
+            dist.broadcast_object_list(result, device=self.device)
+        if isinstance(result[0], BastionError):
+            raise result[0]
+        return result[0]  # type: ignore[return-value]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
 
@@ -115,10 +121,10 @@ def launcher() -> str | None:
 
 
 @contextmanager
-def joined_world(device: torch.device) -> Iterator[World]:
-    """The world of `torchrun`'s environment; a world of one without it."""
+def join_processes(device: torch.device) -> Iterator[Processes]:
+    """The processes of `torchrun`'s environment; without it, this one alone."""
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
-        yield World(device=device)
+        yield Processes(device=device)
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -131,5 +137,5 @@ def joined_world(device: torch.device) -> Iterator[World]:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
-    yield World(dist.get_rank(), dist.get_world_size(), device)
+    yield Processes(dist.get_rank(), dist.get_world_size(), device)
     dist.barrier()  # nobody leaves while another one still waits for an answer

@@ -1,9 +1,9 @@
-"""How the time per image depends on the batch size, for models made ready to be attacked. Sets `victim.CPU_CACHE`.
+"""How the time per image depends on the batch size, for accelerated models. Sets `acceleration.CPU_CACHE`.
 
-    python -m benchmarks.lanes [MODEL …]
+    python -m benchmarks.batch_size [MODEL …]
 
 Prints milliseconds per image of a forward pass, and of one with the input's gradient, on one thread; the best of some
-tries, because other processes only ever add time. `*` marks the batch size that `attacks/victim.py` chooses.
+tries, because other processes only ever add time. `*` marks the batch size that `acceleration` chooses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from bastion.attacks.victim import under_attack
+from bastion.acceleration import accelerate
 from bastion.models.load import load, zoo_names
 
 SIZES = (8, 16, 32, 64, 128, 256)
@@ -34,23 +34,22 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in sys.argv[1:] or zoo_names():
         model = load(name)
-        with under_attack(model, torch.rand(2, *model.shape)) as victim:
+        with accelerate(model).ready(torch.rand(2, *model.shape)) as accelerated:
             print(f"{name}\n{'batch':>6} {'forward':>9} {'gradient':>9}")
             for size in SIZES:
                 x = torch.rand(size, *model.shape, requires_grad=True)
 
                 def forward(x: torch.Tensor = x) -> None:
                     with torch.no_grad():
-                        victim(x)
+                        accelerated.logits(x)
 
                 def gradient(x: torch.Tensor = x) -> None:
-                    torch.autograd.grad(victim(x).logsumexp(1).sum(), x)
+                    torch.autograd.grad(accelerated.logits(x).logsumexp(1).sum(), x)
 
                 tries = max(IMAGES // size, 4)
                 figures = [1000 * best(call, tries) / size for call in (forward, gradient)]
-                print(
-                    f"{size:>6} {figures[0]:9.3f} {figures[1]:9.3f}{' *' if size == victim.lanes else ''}", flush=True
-                )
+                chosen = " *" if size == accelerated.batch_size else ""
+                print(f"{size:>6} {figures[0]:9.3f} {figures[1]:9.3f}{chosen}", flush=True)
 
 
 if __name__ == "__main__":

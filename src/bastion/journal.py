@@ -1,4 +1,4 @@
-"""What an attack says about its work, besides the points it returns: passes, notices, which member fooled whom.
+"""What attacks record besides the images they return: passes, doubts, which member fooled whom.
 
 Attacks write into the journal that is open; where nobody opened one, it is thrown away. Like `torch.no_grad`, an open
 journal belongs to the code inside its `with`, not to the program.
@@ -26,9 +26,9 @@ class Journal:
     # Codes and the examples that show them, None: all. `measuring/sanity.py` has their texts.
     notices: dict[str, set[int] | None] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)  # codes that were looked for
-    sees: set[int] = field(default_factory=set)  # a run had a gradient where it began
+    had_gradient: set[int] = field(default_factory=set)  # where a search began
 
-    def told(self, index: Tensor, fooled: Tensor, inside: Tensor) -> dict[str, Tensor]:
+    def columns(self, index: Tensor, fooled: Tensor, inside: Tensor) -> dict[str, Tensor]:
         """What a probe stores of it, example by example, given whom the attack fooled and what was in its budget."""
         examples = index.tolist()
         columns = {
@@ -39,8 +39,9 @@ class Journal:
         for code in sorted(self.checked):
             shown = self.notices.get(code, set())
             columns[f"warning.{code}"] = torch.tensor([shown is None or each in shown for each in examples])
-        if "blind-start" in self.checked:  # another run was not blind, or lucky
-            columns["warning.blind-start"] &= ~fooled.cpu() & torch.tensor([each not in self.sees for each in examples])
+        if "blind-start" in self.checked:  # another search had a gradient, or was lucky
+            without = torch.tensor([each not in self.had_gradient for each in examples])
+            columns["warning.blind-start"] &= ~fooled.cpu() & without
         return columns
 
 
@@ -49,7 +50,7 @@ _open: ContextVar[Journal | None] = ContextVar("journal", default=None)
 
 @contextmanager
 def opened() -> Iterator[Journal]:
-    """A fresh journal, for all that is attacked inside."""
+    """A fresh journal, for all attacks that run inside."""
     fresh = Journal()
     token = _open.set(fresh)
     try:
@@ -73,10 +74,10 @@ def note(code: str, index: Sequence[int] | None = None) -> None:
     journal.notices[code] = None if index is None or noted is None else noted | set(index)
 
 
-def sees(index: Sequence[int]) -> None:
-    """A run on each of these examples had a gradient where it began."""
+def found_gradient(index: Sequence[int]) -> None:
+    """A search on each of these examples began where its gradient is not zero."""
     if (journal := _open.get()) is not None:
-        journal.sees.update(index)
+        journal.had_gradient.update(index)
 
 
 def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> None:
@@ -87,7 +88,7 @@ def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> No
                 taken[example] += count
 
 
-def sighted(index: Sequence[int]) -> list[int]:
+def differentiated(index: Sequence[int]) -> list[int]:
     """Those of the examples for which a gradient was taken so far."""
     journal = _open.get()
     return [each for each in index if journal is not None and journal.backwards[each] > 0]

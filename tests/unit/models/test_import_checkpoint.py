@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from bastion import BastionError
 from bastion.cli import app
 from bastion.models import checkpoint, models
-from bastion.models.foreign import NORMALISATIONS, import_file
+from bastion.models.import_checkpoint import NORMALISATIONS, import_file
 from bastion.models.load import load
 
 VIT = {"name": "timm/vit_tiny_patch16_224", "img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2}
@@ -203,7 +204,7 @@ def test_a_resnet_of_the_reference_implementation_answers_as_there(tmp_path: Pat
     ],
 )
 def test_names_of_the_usual_cifar_code_are_known(model: str, names: dict[str, str], tmp_path: Path) -> None:
-    from bastion.models.foreign import _renamed
+    from bastion.models.import_checkpoint import _renamed
 
     with torch.device("meta"):
         backbone = models.build(model)
@@ -282,3 +283,90 @@ def test_the_unused_stage_of_trades_wide_resnets_is_left_out(tmp_path: Path) -> 
     unused = {"module.sub_block1.layer.0.conv1.weight": torch.zeros(4)}
     path = _save({**_below("module.", network.state_dict()), **unused}, tmp_path / "trades.pt")
     assert import_file(path, {"name": "resnet/micro"}, normalize="none").left_out == list(unused)
+
+
+SMALL = {"name": "resnet/micro", "widths": [4, 8], "depths": [1, 1]}
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    return models.build(SMALL).network.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, when such tensors are made
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weight: weight.to_sparse(), "is sparse or nested; store it with .to_dense"),
+        (lambda weight: weight.to_sparse_csr(), "is sparse or nested"),
+        (lambda weight: torch.nested.nested_tensor([weight, weight[:2]]), "is sparse or nested"),
+        (
+            lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+            "is quantised; import the weights from",
+        ),
+        (lambda weight: weight.to(torch.int8), "holds torch.int8; import weights in floating point"),
+        (lambda weight: weight.to("meta"), "has no numbers: it was saved on the meta device"),
+        (lambda weight: weight.to(torch.complex64), "holds complex numbers"),
+        (lambda weight: weight * torch.nan, "holds NaN or infinity: the training diverged"),
+        (lambda weight: weight / 0, "holds NaN or infinity: the training diverged"),
+        (lambda weight: torch.zeros(1).expand(10**13), "claims more numbers than the file holds"),
+    ],
+)
+def test_what_is_no_weight_is_refused_in_one_line(
+    small: dict[str, Tensor], tmp_path: Path, change: Any, message: str
+) -> None:
+    path = _save({**small, "head.weight": change(small["head.weight"])}, tmp_path / "odd.pth")
+    with pytest.raises(BastionError, match=f"'head.weight' {message}") as told:
+        import_file(path, SMALL, normalize="none")
+    assert "\n" not in str(told.value)
+
+
+def test_a_normaliser_of_nan_is_refused(small: dict[str, Tensor], tmp_path: Path) -> None:
+    stats = {"mean": torch.zeros(3), "std": torch.full((3,), torch.nan)}
+    path = _save({**stats, **_below("model.", small)}, tmp_path / "nan.pth")
+    with pytest.raises(BastionError, match="need 3 means and 3 positive stds"):
+        import_file(path, SMALL)
+
+
+def test_names_with_escape_sequences_are_refused_and_not_printed(small: dict[str, Tensor], tmp_path: Path) -> None:
+    path = _save({**small, "\x1b[31mred": torch.zeros(1)}, tmp_path / "escape.pth")
+    with pytest.raises(BastionError, match="'�.31mred' is no name of a tensor; the file is damaged"):
+        import_file(path, SMALL, normalize="none")
+
+
+def _mutated(content: bytes, generator: np.random.Generator) -> bytes:
+    kind = generator.integers(4)
+    if kind == 0:  # cut off
+        return content[: generator.integers(len(content))]
+    changed = bytearray(content)
+    start = int(generator.integers(len(content)))
+    if kind == 1:  # a part from elsewhere
+        source = int(generator.integers(len(content)))
+        changed[start : start + 16] = content[source : source + 16]
+    for place in generator.integers(len(content), size=generator.integers(1, 9)) if kind == 2 else ():
+        changed[place] ^= 1 << generator.integers(8)
+    if kind == 3:  # in the head, where names and types stand
+        changed[start % 1500] = generator.integers(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("layout", ["zip", "old", "safetensors"])
+def test_mutated_files_are_imported_or_refused_and_nothing_else(
+    layout: str, small: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / ("w.safetensors" if layout == "safetensors" else "w.pth")
+    if layout == "safetensors":
+        save_file(small, path)
+    else:
+        torch.save({"state_dict": small, "epoch": 3}, path, _use_new_zipfile_serialization=layout == "zip")
+    content = path.read_bytes()
+    refused: list[str] = []
+    for seed in range(100):
+        path.write_bytes(_mutated(content, np.random.default_rng(seed)))
+        try:
+            import_file(path, SMALL, normalize="none")
+        except BastionError as error:
+            refused.append(str(error))
+    assert len(refused) > 40
+    assert all(message.isprintable() for message in refused)

@@ -12,20 +12,20 @@ import torch
 from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import journal
+from bastion import BastionError, Threat, journal
+from bastion.acceleration import for_training
 from bastion.attacks.apgd import APGD
 from bastion.attacks.cw import CW
 from bastion.attacks.deepfool import DeepFool
 from bastion.attacks.ensemble import AutoAttack, Ensemble
 from bastion.attacks.fab import FAB
-from bastion.attacks.judge import judge, standing
+from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
 from bastion.attacks.patch import PatchNoise, PatchOcclusion, PatchPGD
 from bastion.attacks.pgd import PGD
 from bastion.attacks.square import Square
 from bastion.attacks.transfer import Transferable
-from bastion.attacks.victim import for_training
+from bastion.forward import misclassified, predict
 from bastion.types import Attack, Batch
 
 THREAT = Threat("linf", 0.1)
@@ -137,7 +137,9 @@ def test_the_judge_takes_any_integers_and_refuses_what_attacks_refuse() -> None:
 
 def test_an_answer_in_better_precision_is_not_rounded() -> None:
     model = Answering(lambda z: torch.tensor([[1, 1 + 1e-9, 0, 0]], dtype=torch.float64).repeat(len(z), 1)).eval()
-    assert standing(model, images()._replace(y=torch.ones(6, dtype=torch.int64))).right.all()
+    batch = images()._replace(y=torch.ones(6, dtype=torch.int64))
+    assert not misclassified(predict(model, batch), batch.y).any()
+    assert judge(model, batch, PGD(steps=1), THREAT, seed=0).clean.all()
 
 
 def test_other_errors_of_a_model_are_its_own() -> None:
@@ -213,7 +215,7 @@ def test_passes_are_counted(attack: Attack) -> None:
 
     with journal.opened() as notes:
         attack(Answering(count).eval(), images(), THREAT, seed=0)
-    judged = 2 * 6 if isinstance(attack, Ensemble) else 0  # which is no pass of an attack
+    judged = 6 if isinstance(attack, Ensemble) else 0  # which is no pass of an attack
     calibration = 2 * isinstance(attack, APGD | FAB | Square | Minimal | Ensemble)  # of one image each
     assert sum(notes.forwards.values()) == passes[0] - judged - calibration
     assert sum(notes.backwards.values()) == passes[1]
@@ -303,11 +305,11 @@ def test_a_model_in_training_mode_is_told(part: nn.Module) -> None:
     model = nn.Sequential(part, nn.Flatten(), nn.Linear(12, 3))
     batch = Batch(torch.arange(4), torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.int64))
     for attack in (PGD(steps=1), APGD(steps=1)):
-        with pytest.warns(UserWarning, match=r"the model is in training mode: .* call model.eval\(\) first"):
+        with pytest.warns(UserWarning, match=r"the model is in training mode, .* call model.eval\(\) first"):
             attack(model.train(), batch, THREAT, seed=0)
         attack(nn.Sequential(model.eval()), batch, THREAT, seed=0)  # the wrapper alone does nothing otherwise
-        with for_training(model.train()):
-            attack(model, batch, THREAT, seed=0)
+        with for_training(model.train()) as prepared:
+            attack(prepared, batch, THREAT, seed=0)
 
 
 @pytest.mark.parametrize(

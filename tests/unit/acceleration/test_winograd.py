@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bastion.attacks import victim
-from bastion.attacks.victim import under_attack
-from bastion.attacks.winograd import Winograd
+from bastion import acceleration
+from bastion.acceleration import accelerate, copying
+from bastion.acceleration.winograd import Winograd
 from bastion.models import checkpoint
 
 
@@ -108,29 +108,29 @@ def test_it_pays_for_many_channels_and_full_batches_only(monkeypatch: pytest.Mon
     assert torch.equal(Winograd(few)(x), few(x))
 
 
-def test_a_model_under_attack_has_them_and_answers_alike() -> None:
+def test_an_accelerated_model_has_them_and_the_same_logits() -> None:
     spec = {"name": "resnet/micro", "widths": (64, 128), "depths": (1, 1), "img_size": 16}
     model = checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3, seed=0).eval()
     x = torch.rand(6, 3, 16, 16)
-    with under_attack(model, x) as attacked:
-        assert any(isinstance(part, Winograd) for part in attacked.modules())
-        assert torch.allclose(attacked(x), model(x), atol=1e-5)
+    with accelerate(model).ready(x) as attacked:
+        assert any(isinstance(part, Winograd) for part in attacked.network.modules())
+        assert torch.allclose(attacked.logits(x), model(x), atol=1e-5)
     assert not any(isinstance(part, Winograd) for part in model.modules())
 
 
 def test_a_model_in_double_precision_keeps_its_convolutions() -> None:
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 4)).double()
-    with under_attack(model.eval(), torch.rand(2, 3, 8, 8, dtype=torch.float64)) as attacked:
-        assert not any(isinstance(part, Winograd) for part in attacked.modules())
+    with accelerate(model.eval()).ready(torch.rand(2, 3, 8, 8, dtype=torch.float64)) as attacked:
+        assert not any(isinstance(part, Winograd) for part in attacked.network.modules())
 
 
-def test_weights_are_not_taken_for_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_no_part_of_what_must_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     wide = [part for _ in range(3) for part in (nn.Conv2d(160, 160, 3, padding=1), nn.ReLU())]
     model = nn.Sequential(nn.Conv2d(3, 160, 3, padding=1), *wide, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model.requires_grad_(False)
     x = torch.rand(1, 3, 16, 16)
-    reworked = victim._reworked(copy.deepcopy(model))
-    assert reworked[1].pays(1, 160, 16, 16)  # type: ignore[operator, index]
-    plain, own = (victim._lanes(each, x) for each in (model, reworked))
-    assert plain <= own <= 2 * plain < victim.LANES[1]  # a plain convolution saves what goes into it
+    fewer = copying._with_winograd(copy.deepcopy(model))
+    assert fewer[1].pays(1, 160, 16, 16)  # type: ignore[operator, index]
+    plain, own = (acceleration._batch_size(each, x) for each in (model, fewer))
+    assert plain <= own <= 2 * plain < acceleration.BATCH_SIZES[1]  # a plain convolution saves what goes into it

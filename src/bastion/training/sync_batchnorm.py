@@ -35,7 +35,7 @@ class _Normalised(torch.autograd.Function):
         return ((centred + (gradient - _over_pixels(alike))) * _over_pixels(scale)).to(x.dtype), None, None, None
 
 
-class SharedBatchNorm2d(nn.BatchNorm2d):
+class SyncBatchNorm2d(nn.BatchNorm2d):
     """In train mode, mean and variance of the images of all processes; every process must have as many."""
 
     together = True  # a pass in train mode waits for all processes
@@ -71,11 +71,11 @@ def _over_pixels(values: Tensor) -> Tensor:
     return values[:, None, None]
 
 
-def share_batchnorms(module: nn.Module) -> None:
-    """Make every BatchNorm2d one over all processes, in place; weights and buffers stay."""
+def convert_batchnorms(module: nn.Module) -> None:
+    """Turn every BatchNorm2d into one over all processes, in place; weights and buffers stay."""
     for name, part in module.named_modules():
         if type(part) is nn.BatchNorm2d:
-            part.__class__ = SharedBatchNorm2d
+            part.__class__ = SyncBatchNorm2d
         elif isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise BastionError(
                 f"sync_batchnorm: {name} is a {type(part).__name__}, which cannot be shared; set it false"

@@ -1,4 +1,4 @@
-"""Answers by what a square changes are the model's answers."""
+"""Logits by what a square changes are the model's logits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import bastion._torchvision  # noqa: F401  (before timm)
 import pytest
 import timm
 import torch
-from tests.unit.attacks.test_victim import unsettled
+from tests.conftest import unaccelerated
+from tests.unit.acceleration.test_acceleration import unsettled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bastion import Threat
-from bastion.attacks import nearby, standin
-from bastion.attacks.nearby import Nearby
+from bastion.acceleration import Accelerated, Form, accelerate, incremental, window_tensor
+from bastion.acceleration.incremental import Incremental
 from bastion.attacks.square import Square
-from bastion.attacks.victim import Victim, under_attack
 from bastion.models import checkpoint
 from bastion.models.stems import ChannelNorm
 from bastion.types import Batch
@@ -96,7 +96,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks save little: here it pays always."""
-    monkeypatch.setattr(standin, "LOOK", 0)
+    monkeypatch.setattr(window_tensor, "LOOKUP_COST", 0)
 
 
 def network(name: str) -> nn.Module:
@@ -104,8 +104,15 @@ def network(name: str) -> nn.Module:
     return unsettled(NETWORKS[name]()).requires_grad_(False)
 
 
-def near(model: nn.Module) -> Nearby:
-    return Nearby(Victim(model, 8, copied=True))
+def copied(network: nn.Module) -> Accelerated:
+    """As if the network were the copy of a model."""
+    accelerated = Accelerated(nn.Identity())
+    accelerated.form = Form(network, 8, freezes=True)
+    return accelerated
+
+
+def near(network: nn.Module) -> Incremental:
+    return Incremental(copied(network))
 
 
 class Walk:
@@ -135,12 +142,12 @@ class Walk:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_answers_are_the_models(name: str) -> None:
     model, walk = network(name), Walk()
-    asked = near(model)
+    tried = near(model)
     for side in (5, 5, 5, 3, 3, 3, 1, 1, 1, 3, 3):
         x, corner = walk.step(side)
-        assert torch.allclose(asked.ask(x, walk.kept, corner, side, walk.whose), model(x), atol=1e-5)
-        asked.accept(walk.accept(x))
-        assert asked.known is not None and asked.memory.saved > 0
+        assert torch.allclose(tried.logits(x, walk.kept, corner, side, walk.whose), model(x), atol=1e-5)
+        tried.accept(walk.accept(x))
+        assert tried.known is not None and tried.cache.saved > 0
 
 
 STRANGERS = [
@@ -159,22 +166,22 @@ def test_answers_are_those_of_models_from_elsewhere(name: str) -> None:
     size = 224 if name.startswith("vit") else 64
     torch.manual_seed(0)
     model, walk = unsettled(timm.create_model(name, num_classes=5)).requires_grad_(False), Walk(3, (size, size))
-    with under_attack(model, walk.kept) as victim:
-        asked = Nearby(victim)
+    with accelerate(model).ready(walk.kept) as accelerated:
+        tried = Incremental(accelerated)
         for side in (7, 7, 7, 3, 3, 3):
             x, corner = walk.step(side)
-            near, logits = asked.ask(x, walk.kept, corner, side, walk.whose), model(x)
-            assert (near - logits).abs().max() <= nearby.CLOSE * logits.abs().max()
-            asked.accept(walk.accept(x))
-            assert asked.known is not None and asked.memory.saved > 0
+            near, logits = tried.logits(x, walk.kept, corner, side, walk.whose), model(x)
+            assert (near - logits).abs().max() <= incremental.CLOSE * logits.abs().max()
+            tried.accept(walk.accept(x))
+            assert tried.known is not None and tried.cache.saved > 0
 
 
 @pytest.mark.parametrize("name", ["residual", "strides", "last"])
 def test_windows_are_all_that_is_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, walk, seen = network(name), Walk(), []
-    asked, plain = near(model), torch.conv2d
+    tried, plain = near(model), torch.conv2d
     first = walk.step(1)
-    asked.ask(first[0], walk.kept, first[1], 1, walk.whose)
+    tried.logits(first[0], walk.kept, first[1], 1, walk.whose)
     x, corner = walk.step(1)
 
     def conv2d(x: Any, *rest: Any) -> Any:
@@ -182,31 +189,31 @@ def test_windows_are_all_that_is_computed(name: str, monkeypatch: pytest.MonkeyP
         return plain(x, *rest)
 
     monkeypatch.setattr(torch, "conv2d", conv2d)
-    asked.ask(x, walk.kept, corner, 1, walk.whose)
+    tried.logits(x, walk.kept, corner, 1, walk.whose)
     assert seen[0] <= 64 and max(seen) <= 121  # of 480
 
 
 def test_images_come_and_go() -> None:
     model, walk = network("residual"), Walk()
-    asked = near(model)
+    tried = near(model)
     for rows in (range(7), (0, 2, 3, 6), (3, 0), (3, 1, 5), range(7)):
         x, corner = walk.step(3)
         chosen = torch.tensor(rows)
-        logits = asked.ask(x[chosen], walk.kept[chosen], corner[chosen], 3, walk.whose[chosen])
+        logits = tried.logits(x[chosen], walk.kept[chosen], corner[chosen], 3, walk.whose[chosen])
         assert torch.allclose(logits, model(x[chosen]), atol=1e-5)
         taken = walk.accept(x)[chosen]
-        asked.accept(taken)
+        tried.accept(taken)
 
 
 def test_what_is_dropped_is_not_learned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     model, walk = network("residual"), Walk()
-    asked = near(model)
+    tried = near(model)
     x, corner = walk.step(3)
-    asked.ask(x, walk.kept, corner, 3, walk.whose)
-    monkeypatch.setattr(asked, "_learns", None)  # not callable
+    tried.logits(x, walk.kept, corner, 3, walk.whose)
+    monkeypatch.setattr(tried, "_learns", None)  # not callable
     some = torch.tensor([5, 1])
     x, corner = walk.step(3)
-    logits = asked.ask(x[some], walk.kept[some], corner[some], 3, walk.whose[some])
+    logits = tried.logits(x[some], walk.kept[some], corner[some], 3, walk.whose[some])
     assert torch.allclose(logits, model(x[some]), atol=1e-5)
 
 
@@ -238,10 +245,10 @@ class Steered(nn.Module):
 def test_what_changes_with_the_images_is_not_taken_for_a_constant(way: str) -> None:
     """The difference is far too small to be seen in the answers."""
     model, walk = Steered(way).eval(), Walk()
-    asked = near(model)
+    tried = near(model)
     x, corner = walk.step(3)
-    asked.ask(x, walk.kept, corner, 3, walk.whose)
-    assert asked.known is None
+    tried.logits(x, walk.kept, corner, 3, walk.whose)
+    assert tried.known is None
 
 
 class Written(nn.Module):
@@ -261,24 +268,24 @@ class Written(nn.Module):
             y += 1.5
         elif self.way == "clamp":
             y.clamp_(max=self.cap)
-        elif self.way == "lines":
+        elif self.way == "window":
             F.relu(y.permute(0, 2, 3, 1), inplace=True)
         else:
             F.relu(y, inplace=True)
         return self.head(torch.cat([self.rest(same).mean((2, 3)), before], 1))
 
 
-@pytest.mark.parametrize("way", ["before", "after", "sum", "clamp", "lines"])
+@pytest.mark.parametrize("way", ["before", "after", "sum", "clamp", "window"])
 def test_what_is_written_over_is_so_for_all_who_hold_it(way: str) -> None:
     torch.manual_seed(0)
     model, walk = Written(way).eval().requires_grad_(False), Walk()
     unsettled(model)
-    asked = near(model)
+    tried = near(model)
     for step in range(8):
         x, corner = walk.step(3)
-        model.cap = 1e9 if step < 4 else 0.1  # what is not seen when the memory is filled
-        assert torch.allclose(asked.ask(x, walk.kept, corner, 3, walk.whose), model(x), atol=1e-5)
-        asked.accept(walk.accept(x))
+        model.cap = 1e9 if step < 4 else 0.1  # what is not seen when the cache is filled
+        assert torch.allclose(tried.logits(x, walk.kept, corner, 3, walk.whose), model(x), atol=1e-5)
+        tried.accept(walk.accept(x))
 
 
 class Turning(nn.Module):
@@ -304,34 +311,34 @@ class Turning(nn.Module):
 @pytest.mark.parametrize("way", ["shorter", "sum", "whole", "none"])
 def test_another_way_through_the_model_is_noticed(way: str) -> None:
     model, walk = Turning(way).eval().requires_grad_(False), Walk()
-    asked = near(model)
+    tried = near(model)
     for step in range(6):
         x, corner = walk.step(3)
         model.turned = step >= 3
-        assert torch.allclose(asked.ask(x, walk.kept, corner, 3, walk.whose), model(x), atol=1e-5)
-        assert (asked.known is None) == model.turned
-        asked.accept(walk.accept(x))
+        assert torch.allclose(tried.logits(x, walk.kept, corner, 3, walk.whose), model(x), atol=1e-5)
+        assert (tried.known is None) == model.turned
+        tried.accept(walk.accept(x))
 
 
 def test_answers_are_held_against_the_models_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearby, "CHECKED", 4)
+    monkeypatch.setattr(incremental, "CHECKED", 4)
     model, walk = network("residual"), Walk()
-    asked = near(model)
+    tried = near(model)
     for step in range(9):
         x, corner = walk.step(3)
         if step == 5:
-            asked.memory.slots[0] += 1  # as if it were out of step
-        logits = asked.ask(x, walk.kept, corner, 3, walk.whose)
+            tried.cache.slots[0] += 1  # as if it were out of step
+        logits = tried.logits(x, walk.kept, corner, 3, walk.whose)
         if step > 6:
-            assert asked.useless == {3} and torch.allclose(logits, model(x), atol=1e-5)
+            assert tried.useless == {3} and torch.allclose(logits, model(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("taken", [-1e9, -torch.inf])
 def test_a_class_that_was_taken_out_hides_nothing(taken: float) -> None:
     logits = torch.tensor([[1.0, 2.0, taken], [30.0, 0.0, taken]])
-    assert nearby._agree(logits + torch.tensor([0.0, 1e-5, 0.0]), logits)
-    assert not nearby._agree(logits + torch.tensor([[0.0, 1e-4, 0.0], [0.0, 0.0, 0.0]]), logits)
-    assert not nearby._agree(logits * torch.nan, logits)
+    assert incremental._agree(logits + torch.tensor([0.0, 1e-5, 0.0]), logits)
+    assert not incremental._agree(logits + torch.tensor([[0.0, 1e-4, 0.0], [0.0, 0.0, 0.0]]), logits)
+    assert not incremental._agree(logits * torch.nan, logits)
 
 
 class Strict(nn.Module):
@@ -355,57 +362,57 @@ class Blank(Strict):
 
 
 @pytest.mark.parametrize("model", [Strict(), Noisy(), Blank()], ids=["strict", "noisy", "nan"])
-def test_a_model_that_cannot_be_followed_is_asked_itself(model: nn.Module) -> None:
-    asked, walk = near(model), Walk()
+def test_a_model_that_cannot_be_followed_is_tried_itself(model: nn.Module) -> None:
+    tried, walk = near(model), Walk()
     for _ in range(3):
         x, corner = walk.step(3)
         torch.manual_seed(0)
-        logits = asked.ask(x, walk.kept, corner, 3, walk.whose)
+        logits = tried.logits(x, walk.kept, corner, 3, walk.whose)
         torch.manual_seed(0)
         assert torch.equal(logits.nan_to_num(), model(x).nan_to_num())
-        asked.accept(walk.accept(x))
-        assert asked.known is None and asked.useless == {3}
+        tried.accept(walk.accept(x))
+        assert tried.known is None and tried.useless == {3}
 
 
 @pytest.mark.parametrize(
-    ("victim", "kind", "side"),
+    ("accelerated", "kind", "side"),
     [
-        (Victim(network("plain"), 8), torch.float32, 3),  # the model as given: nobody knows what it keeps of a pass
-        (Victim(network("plain").double(), 8, copied=True), torch.float64, 3),
-        (Victim(network("plain"), 8, copied=True), torch.float32, 11),
+        (unaccelerated(network("plain"), 8), torch.float32, 3),  # as given: nobody knows what it keeps of a pass
+        (copied(network("plain").double()), torch.float64, 3),
+        (copied(network("plain")), torch.float32, 11),
     ],
     ids=["given", "double", "large"],
 )
-def test_where_it_is_not_done(victim: Victim, kind: torch.dtype, side: int) -> None:
-    asked, walk = Nearby(victim), Walk()
+def test_where_it_is_not_done(accelerated: Accelerated, kind: torch.dtype, side: int) -> None:
+    tried, walk = Incremental(accelerated), Walk()
     walk.kept = walk.kept.to(kind)
     x, corner = walk.step(side)
-    assert torch.equal(asked.ask(x, walk.kept, corner, side, walk.whose), victim(x))
-    assert asked.known is None
+    assert torch.equal(tried.logits(x, walk.kept, corner, side, walk.whose), accelerated.logits(x))
+    assert tried.known is None
 
 
-@pytest.mark.parametrize("limit", ["LOOK", "ROOM"])
+@pytest.mark.parametrize("limit", ["LOOKUP_COST", "CACHE_BYTES"])
 def test_what_does_not_pay_is_left(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standin, limit, 1e15 if limit == "LOOK" else 1000)
-    asked, walk = near(network("residual")), Walk()
+    monkeypatch.setattr(window_tensor, limit, 1e15 if limit == "LOOKUP_COST" else 1000)
+    tried, walk = near(network("residual")), Walk()
     x, corner = walk.step(3)
-    asked.ask(x, walk.kept, corner, 3, walk.whose)
-    assert asked.known is None and not asked.memory.slots
+    tried.logits(x, walk.kept, corner, 3, walk.whose)
+    assert tried.known is None and not tried.cache.slots
 
 
-def test_square_finds_the_same_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_square_finds_the_same_adversarial_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"name": "resnet/micro", "widths": (8, 16), "depths": (1, 1), "img_size": 16}
     model = unsettled(checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3, seed=0))
     x = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         batch = Batch(x=x, y=model(x).argmax(1), index=torch.arange(12))
-    answers: list[int] = []
-    answer = Nearby._answer
-    monkeypatch.setattr(Nearby, "_answer", lambda self, *rest: (answers.append(1), answer(self, *rest))[1])
+    calls: list[int] = []
+    changed = Incremental._changed_logits
+    monkeypatch.setattr(Incremental, "_changed_logits", lambda self, *rest: (calls.append(1), changed(self, *rest))[1])
     square, threat = Square(queries=600), Threat("linf", 0.1)
     near_by = square(model, batch, threat, seed=0)
-    assert len(answers) > 300
-    monkeypatch.setattr(Nearby, "_learns", lambda *_: False)
+    assert len(calls) > 300
+    monkeypatch.setattr(Incremental, "_learns", lambda *_: False)
     whole = square(model, batch, threat, seed=0)
     assert torch.equal(near_by, whole)
     assert 0 < (model(whole).argmax(1) == batch.y).sum() < 12  # some are fooled on the way, some never

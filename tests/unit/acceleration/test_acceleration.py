@@ -11,16 +11,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.conftest import MakeLinear
+from tests.conftest import MakeLinear, unaccelerated
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from bastion import BastionError, Threat
+from bastion.acceleration import BATCH_SIZES, CPU_CACHE, accelerate
 from bastion.attacks.apgd import APGD
+from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.judge import judge
 from bastion.attacks.square import Square
-from bastion.attacks.victim import CPU_CACHE, LANES, Victim, under_attack
 from bastion.models import checkpoint, models
 from bastion.types import Batch
 
@@ -149,11 +150,11 @@ def test_folding_keeps_the_function_and_its_gradient(name: str, dtype: torch.dty
     size = 32 if name == "timm" else 12
     x = torch.rand(5, 3, size, size, dtype=dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
     tolerance = 1e-9 if dtype == torch.float64 else 2e-4
-    with under_attack(model, x.detach()) as victim:
-        assert norms(victim) == (norms(model) if left is None else left)
-        assert (victim.network is model) == (left is None)
-        assert not victim.training
-        expected, got = model(x), victim(x)
+    with accelerate(model).ready(x.detach()) as accelerated:
+        assert norms(accelerated.network) == (norms(model) if left is None else left)
+        assert (accelerated.network is model) == (left is None)
+        assert not accelerated.training
+        expected, got = model(x), accelerated.logits(x)
         assert torch.allclose(got, expected, atol=tolerance * expected.abs().max().item(), rtol=0)
         gradients = [torch.autograd.grad(logits.square().sum(), x)[0] for logits in (expected, got)]
         assert torch.allclose(*gradients, atol=10 * tolerance * gradients[0].abs().max().item(), rtol=0)
@@ -195,13 +196,13 @@ def test_memory_is_reused_only_where_nobody_needs_it(name: str) -> None:
     join, reused = JOINED[name]
     model = unsettled(Layers(join)).double()
     x = torch.rand(4, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    with under_attack(model, x.detach()) as victim:
-        network = victim.network
+    with accelerate(model).ready(x.detach()) as accelerated:
+        network = accelerated.network
         assert isinstance(network, fx.GraphModule)
         written_over = [node for node in network.graph.nodes if node.target in (torch.relu_, operator.iadd)]
         assert len(written_over) == reused
         (expected, wanted), (got, gradient) = (
-            (logits, torch.autograd.grad(logits.square().sum(), x)[0]) for logits in (model(x), victim(x))
+            (logits, torch.autograd.grad(logits.square().sum(), x)[0]) for logits in (model(x), accelerated.logits(x))
         )
         assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12)
         assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-12)
@@ -209,17 +210,17 @@ def test_memory_is_reused_only_where_nobody_needs_it(name: str) -> None:
 
 def test_a_model_in_train_mode_is_asked_as_it_is(tiny_model: nn.Module) -> None:
     model = tiny_model.train()
-    with under_attack(model, torch.rand(4, 3, 8, 8)) as victim:
-        assert victim.network is model and victim.training
+    with accelerate(model).ready(torch.rand(4, 3, 8, 8)) as accelerated:
+        assert accelerated.network is model and accelerated.training
         assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_measuring_lanes_leaves_a_model_in_train_mode_alone(tiny_model: nn.Module) -> None:
+def test_measuring_the_batch_size_leaves_a_model_in_train_mode_alone(tiny_model: nn.Module) -> None:
     """BatchNorm would take one image for a batch: into its statistics, or (on vectors) not at all."""
     model = tiny_model.train()
     before = copy.deepcopy(model.state_dict())
-    with under_attack(model, torch.rand(4, 3, 8, 8)):
+    with accelerate(model).ready(torch.rand(4, 3, 8, 8)):
         pass
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -229,8 +230,8 @@ def test_a_part_in_another_mode_stays_in_it(make_linear: MakeLinear, training: b
     linear, batch = make_linear()
     model = nn.Sequential(linear, nn.Dropout(0.0)).train(training)
     model[1].train(not training)
-    with under_attack(model, batch.x) as victim:
-        assert victim.training == training
+    with accelerate(model).ready(batch.x) as accelerated:
+        assert accelerated.training == training
         assert model[1].training != training
     assert [module.training for module in model] == [training, not training]
 
@@ -241,48 +242,93 @@ def test_a_part_in_train_mode_stays_in_it_in_a_copy(tiny_model: nn.Module) -> No
     model[4].train()
     x = torch.rand(6, 3, 12, 12)
     statistics = model[4].running_mean.clone()
-    with under_attack(model, x) as victim:
-        assert torch.allclose(victim(x), copy.deepcopy(model)(x), atol=1e-5)
+    with accelerate(model).ready(x) as accelerated:
+        assert torch.allclose(accelerated.logits(x), copy.deepcopy(model)(x), atol=1e-5)
     assert statistics.shape == model[4].running_mean.shape
 
 
 def test_inside_parameters_collect_no_gradient_and_afterwards_are_as_they_were(make_linear: MakeLinear) -> None:
     model, batch = make_linear()
     model.bias.requires_grad_(False)
-    with pytest.raises(ZeroDivisionError), under_attack(model, batch.x):
+    with pytest.raises(ZeroDivisionError), accelerate(model).ready(batch.x):
         assert not model.weight.requires_grad
         raise ZeroDivisionError
     assert model.weight.requires_grad and not model.bias.requires_grad
 
 
-def test_a_victim_is_its_own_victim(make_linear: MakeLinear) -> None:
+def test_an_accelerated_model_is_used_as_it_is(make_linear: MakeLinear) -> None:
     model, batch = make_linear()
-    with under_attack(Victim(model, 5), batch.x) as outer, under_attack(outer, batch.x[:1]) as inner:
-        assert inner is outer and inner.lanes == 5
+    outer = unaccelerated(model, 5)
+    with outer.ready(batch.x), accelerate(outer).ready(batch.x[:1]) as inner:
+        assert inner is outer and inner.batch_size == 5
 
 
-def _lanes(model: nn.Module, x: Tensor) -> int:
-    with under_attack(model, x) as victim:
-        return victim.lanes
+def test_a_model_is_prepared_once_for_all_attacks_and_batches() -> None:
+    model = unsettled(sequential())
+    accelerated, x = accelerate(model), torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    batch, threat = Batch(torch.arange(8), x, model(x).argmax(1)), Threat("linf", 0.02)
+    members = APGD(steps=3), FAB(steps=3, targets=2), Square(queries=5)
+    networks = set()
+    for half in (batch.select(batch.index < 4), batch.select(batch.index >= 4)):
+        for attack in (*members, Ensemble(members=members)):
+            judge(accelerated, half, attack, threat, seed=0)
+            networks.add(id(accelerated.network))
+            assert accelerated.copied
+    assert len(networks) == 1
 
 
-def test_lanes_depend_on_model_and_image_size_only() -> None:
+def test_the_form_does_not_depend_on_the_images_it_is_first_used_on() -> None:
+    model = unsettled(sequential())
+    texts = set()
+    for x in (torch.zeros(3, 3, 12, 12), torch.ones(1, 3, 12, 12), torch.full((2, 3, 12, 12), torch.nan)):
+        with accelerate(model).ready(x) as accelerated:
+            texts.add((str(accelerated.network), accelerated.batch_size))
+    assert len(texts) == 1
+
+
+def test_without_acceleration_the_model_runs_as_it_is() -> None:
+    model = unsettled(sequential())
+    x = torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    batch, threat = Batch(torch.arange(8), x, model(x).argmax(1)), Threat("linf", 0.2)
+    verdicts = []
+    for enabled in (True, False):
+        accelerated = accelerate(model, enabled=enabled)
+        verdicts.append(judge(accelerated, batch, APGD(steps=10), threat, seed=0).fooled)
+        assert accelerated.describe() == {"enabled": enabled, "copied": enabled, "batch_size": 256 if enabled else 128}
+    assert torch.equal(*verdicts) and 0 < verdicts[0].sum() < 8
+
+
+def test_an_accelerated_model_is_the_model_to_whoever_calls_it() -> None:
+    model = resnet_micro().eval()
+    accelerated, x = accelerate(model), torch.rand(2, 3, 12, 12)
+    assert torch.equal(accelerated(x), model(x))
+    assert accelerated.num_classes == model.num_classes and len(accelerated.blocks()) == 2
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = accelerated.nothing
+
+
+def _batch_size(model: nn.Module, x: Tensor) -> int:
+    with accelerate(model).ready(x) as accelerated:
+        return accelerated.batch_size
+
+
+def test_batch_sizes_depend_on_model_and_image_size_only() -> None:
     model = unsettled(resnet_micro())
-    expected = _lanes(model, torch.zeros(1, 3, 12, 12))
+    expected = _batch_size(model, torch.zeros(1, 3, 12, 12))
     for x in (torch.rand(1, 3, 12, 12), torch.rand(40, 3, 12, 12), torch.ones(3, 3, 12, 12)):
-        assert _lanes(model, x) == expected
-    assert _lanes(copy.deepcopy(model), torch.rand(2, 3, 12, 12)) == expected
+        assert _batch_size(model, x) == expected
+    assert _batch_size(copy.deepcopy(model), torch.rand(2, 3, 12, 12)) == expected
 
 
-def test_lanes_fill_the_cache() -> None:
-    """A ReLU saves its output, in float32; those of all lanes fill 32 MiB, within bounds and powers of two."""
+def test_batch_sizes_fill_the_cache() -> None:
+    """A ReLU saves its output, in float32; those of a batch fill 32 MiB, within bounds and powers of two."""
     model = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.AdaptiveAvgPool1d(2)).eval()
-    for side, lanes in ((64, 256), (148, 64), (256, 32), (1024, 8)):
+    for side, size in ((64, 256), (148, 64), (256, 32), (1024, 8)):
         x = torch.rand(1, 4, side, side)
         ideal = CPU_CACHE / (4 * x.numel())
-        got = _lanes(model, x)
-        assert got == lanes
-        assert got in LANES or ideal / 2 < got <= ideal
+        got = _batch_size(model, x)
+        assert got == size
+        assert got in BATCH_SIZES or ideal / 2 < got <= ideal
 
 
 class StraightThrough(torch.autograd.Function):
@@ -324,8 +370,8 @@ def test_a_backward_pass_of_the_models_own_is_kept() -> None:
     x = torch.rand(4, 3, 12, 12, generator=torch.Generator().manual_seed(0)).requires_grad_()
     (expected,) = torch.autograd.grad(model(x).square().sum(), x)
     assert expected.abs().sum() > 0
-    with under_attack(model, x.detach()) as victim:
-        (got,) = torch.autograd.grad(victim(x).square().sum(), x)
+    with accelerate(model).ready(x.detach()) as accelerated:
+        (got,) = torch.autograd.grad(accelerated.logits(x).square().sum(), x)
     assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
     batch = Batch(torch.arange(4), x.detach(), model(x).argmax(1))
     fooled = model(APGD(steps=20)(model, batch, Threat("linf", 0.5), seed=0)).argmax(1) != batch.y
@@ -347,15 +393,15 @@ class OneQuantised(nn.Module):
 def test_a_backward_pass_to_any_class_is_kept() -> None:
     model, x = OneQuantised(unsettled(sequential())).eval(), torch.rand(2, 3, 12, 12).requires_grad_()
     (expected,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
-    with under_attack(model, x.detach()) as victim:
-        (got,) = torch.autograd.grad(victim(x)[:, 1].sum(), x)
+    with accelerate(model).ready(x.detach()) as accelerated:
+        (got,) = torch.autograd.grad(accelerated.logits(x)[:, 1].sum(), x)
     assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
 def test_a_model_without_a_way_back_gets_none() -> None:
     model, x = Cut(unsettled(sequential())).eval(), torch.rand(2, 3, 12, 12).requires_grad_()
-    with under_attack(model, x.detach()) as victim:
-        assert not victim(x).requires_grad
+    with accelerate(model).ready(x.detach()) as accelerated:
+        assert not accelerated.logits(x).requires_grad
 
 
 def test_more_than_one_class_is_needed() -> None:
@@ -384,8 +430,8 @@ def test_a_models_random_choice_is_not_frozen_by_its_copy(draw: Callable[[], flo
 
     x = torch.rand(2, 3, 8, 8)
     for _ in range(16):
-        with under_attack(Flip().eval(), x) as victim, torch.no_grad():
-            assert len({victim(x).sum().item() for _ in range(24)}) == 2
+        with accelerate(Flip().eval()).ready(x) as accelerated, torch.no_grad():
+            assert len({accelerated.logits(x).sum().item() for _ in range(24)}) == 2
 
 
 class Straight(torch.autograd.Function):
@@ -436,14 +482,14 @@ def test_a_model_with_coarse_answers_is_asked_as_it_is() -> None:
             return logits.bfloat16()
 
     model, x = Coarse().eval(), torch.rand(4, 3, 8, 8)
-    with under_attack(model, x) as victim:
-        assert victim.network is model
-        victim(x)
-        assert victim.rounding == 4 * torch.finfo(torch.bfloat16).eps
-    with under_attack(model.layers, x) as victim:
-        assert victim.network is not model.layers
-        victim(x)
-        assert victim.rounding == 16 * torch.finfo(torch.float32).eps
+    with accelerate(model).ready(x) as accelerated:
+        assert accelerated.network is model
+        accelerated.logits(x)
+        assert accelerated.rounding == 4 * torch.finfo(torch.bfloat16).eps
+    with accelerate(model.layers).ready(x) as accelerated:
+        assert accelerated.network is not model.layers
+        accelerated.logits(x)
+        assert accelerated.rounding == 16 * torch.finfo(torch.float32).eps
 
 
 class Purify(nn.Module):
@@ -513,5 +559,5 @@ def test_a_model_that_keeps_what_it_made_can_be_copied() -> None:
     model, x = unsettled(Keeping()), torch.rand(2, 3, 8, 8)
     expected = model(x)
     assert not model.kept["bias"].is_leaf
-    with under_attack(model, x) as victim:
-        assert victim.copied and torch.allclose(victim(x), expected, atol=1e-5)
+    with accelerate(model).ready(x) as accelerated:
+        assert accelerated.copied and torch.allclose(accelerated.logits(x), expected, atol=1e-5)

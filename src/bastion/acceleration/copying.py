@@ -1,0 +1,171 @@
+"""A copy of a convolutional network that computes the same function at less cost."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.function import BackwardCFunction
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils._pytree import tree_leaves
+
+from bastion import forward, rng
+from bastion.acceleration.winograd import Winograd
+
+SPECTRA = 1 << 30  # bytes that the weights of Winograd's convolutions may take
+FULL = 8  # times two images: enough for Winograd's convolutions to be used
+
+RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
+SUMS = (operator.add, torch.add)
+LAYERS = (nn.Conv2d, nn.BatchNorm2d, operator.iadd)  # what comes out is not needed to go back
+
+
+def is_coarse(logits: Tensor) -> bool:
+    """As those of a model in bf16 or fp16."""
+    return torch.finfo(logits.dtype).eps > torch.finfo(torch.float32).eps
+
+
+def cheaper_copy(model: nn.Module, x: Tensor) -> nn.Module:
+    """A folded copy in channels-last format, if it can be had and gives the same logits and gradients."""
+    if not _comparable(model, x):
+        return model
+    for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_with_winograd, _folded, _as_it_is):
+        try:
+            copied = prepare(_copy(model))
+            copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            many = [x.repeat(FULL, 1, 1, 1)] if any(isinstance(part, Winograd) for part in copied.modules()) else []
+            if all(_agree(model, copied, some) for some in (x, x[:1], *many)):
+                return copied
+        except Exception:  # whatever a stranger's model does when it is copied: run it as it is
+            continue
+    return model
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """Also of models that keep what they made of their parameters, as timm's do with attention biases."""
+    held = (each for part in model.modules() for each in tree_leaves(vars(part)) if isinstance(each, Tensor))
+    return copy.deepcopy(model, {id(each): each.detach().clone() for each in held if not each.is_leaf})
+
+
+def _comparable(model: nn.Module, x: Tensor) -> bool:
+    """Can logits be compared with a copy's? Not if a pass draws random numbers, of which a trace would hold one draw
+    for ever, nor if their rounding hides what a copy does otherwise."""
+    before = rng.state()
+    with torch.no_grad():
+        logits = forward.logits(model, x)
+    return rng.state() == before and not is_coarse(logits)
+
+
+def _has_own_backward(model: nn.Module, x: Tensor) -> bool:
+    """Is there a backward pass that somebody wrote (BPDA)? A trace looks through its forward pass, and loses it."""
+    with torch.enable_grad():
+        waiting = [forward.logits(model, x.detach().clone().requires_grad_()).grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
+    """Are logits and gradients the same? A copy may have lost what the model does with gradients by itself."""
+    (expected, slope), (got, other_slope) = _with_gradient(model, x), _with_gradient(other, x)
+    with torch.no_grad():
+        plain, other_plain = forward.logits(model, x), forward.logits(other, x)
+    expected, got = torch.cat([expected, plain]), torch.cat([got, other_plain])
+    tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-4
+    scale = expected.abs().nan_to_num(0, 0, 0).max().item()
+    if not torch.allclose(got, expected, rtol=0, atol=tolerance * scale, equal_nan=True):
+        return False
+    if slope is None or other_slope is None:
+        return slope is other_slope
+    if not torch.equal(slope.isfinite(), other_slope.isfinite()):
+        return False
+    slope, other_slope = slope.nan_to_num(0, 0, 0), other_slope.nan_to_num(0, 0, 0)
+    # Not as closely as logits: a ReLU whose input is zero but for rounding may be open in one and shut in the other.
+    return bool((slope - other_slope).norm() <= 0.05 * slope.norm())
+
+
+def _with_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Logits, and the gradient of a sum of them in which each has another weight; None where there is no way back."""
+    point = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        logits = forward.logits(model, point)
+        if not logits.requires_grad:
+            return logits, None
+        weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype, device=logits.device)
+        (gradient,) = torch.autograd.grad((logits * weights).sum(), point, allow_unused=True)
+    return logits.detach(), gradient
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _with_winograd(module: nn.Module) -> nn.Module:
+    """Folded, and with convolutions that need fewer multiplications, as far as there is memory for their weights."""
+    folded, memory = _folded(module), SPECTRA
+    for name, part in list(folded.named_modules()):
+        if Winograd.fits(part) and name:
+            memory -= 4 * part.weight.numel() * part.weight.element_size()
+            if memory >= 0:
+                folded.set_submodule(name, Winograd(part))
+    return folded
+
+
+def _folded(module: nn.Module) -> nn.Module:
+    """BatchNorms that follow a convolution become part of it, in every part of the model that can be traced."""
+    if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
+        return module
+    try:
+        traced = fx.symbolic_trace(module)
+    except Exception:  # control flow that depends on the input: its parts may still be traced
+        for name, child in module.named_children():
+            setattr(module, name, _folded(child))
+        return module
+    _fold(traced)
+    _reuse_memory(traced)
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    return traced
+
+
+def _fold(traced: fx.GraphModule) -> None:
+    parts = dict(traced.named_modules())
+    for node in traced.graph.nodes:
+        if node.op != "call_module" or not isinstance(parts[node.target], nn.BatchNorm2d):
+            continue
+        before = node.args[0]
+        if before.op != "call_module" or len(before.users) > 1 or type(parts[before.target]) is not nn.Conv2d:
+            continue
+        fused = fuse_conv_bn_eval(parts[before.target], parts[node.target])
+        traced.set_submodule(before.target, fused)
+        node.replace_all_uses_with(before)
+        traced.graph.erase_node(node)
+
+
+def _reuse_memory(traced: fx.GraphModule) -> None:
+    """ReLUs and sums are written over what was made for them alone, by layers whose own backward pass has no use for
+    it."""
+    parts = dict(traced.named_modules())
+
+    def kind(node: fx.Node) -> Any:
+        return type(parts[str(node.target)]) if node.op == "call_module" else node.target
+
+    def spare(value: Any, kinds: tuple[Any, ...] = LAYERS) -> bool:
+        return isinstance(value, fx.Node) and len(value.users) == 1 and kind(value) in kinds
+
+    for node in traced.graph.nodes:
+        if kind(node) in RELUS and node.args and spare(node.args[0], (*LAYERS, *SUMS)):
+            node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, node.args[:1], {}
+        elif kind(node) in SUMS and not node.kwargs and any(map(spare, node.args)):
+            onto, other = node.args if spare(node.args[0]) else reversed(node.args)
+            node.target, node.args = operator.iadd, (onto, other)

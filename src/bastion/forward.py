@@ -1,0 +1,297 @@
+"""Runs a model safely: the checked forward pass, losses and input gradients, and the best input found so far.
+
+Everything that asks a model for logits does it here: attacks, probes, the training step's inner attack.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from bastion import journal
+from bastion.errors import BastionError
+from bastion.types import Batch, hard
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), y (B,) or (B, K) -> (B,)
+MASKED = 1e4  # a class so far below the right one was taken out of the model by hand, and says nothing of its precision
+
+
+class Wrapped(nn.Module):
+    """A model handed to an attack with word on how to run it. Called, it is the model as given.
+
+    `training_step`: the attack is a part of a training step, so the model may be in training mode.
+    """
+
+    def __init__(self, given: nn.Module, *, training_step: bool = False) -> None:
+        super().__init__()
+        self.given, self.training_step = given, training_step
+        self.training = given.training  # its own flag only: parts of the model may be in another mode
+
+    def forward(self, x: Tensor) -> Any:
+        return self.given(x)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the model has, such as `num_classes` or `tap`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("given"), name)
+
+
+def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, Batch]:
+    """The model as given and the batch, cut off from any graph, if the one can be attacked on the other."""
+    if not isinstance(model, nn.Module):
+        raise BastionError(f"{where}: the model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
+    if torch.is_inference_mode_enabled():
+        raise BastionError(f"{where}: no attacks inside torch.inference_mode(), where all gradients are zero; leave it")
+    given, training_step = (model.given, model.training_step) if isinstance(model, Wrapped) else (model, False)
+    if not training_step and any(map(_changes_in_training, given.modules())):
+        warnings.warn(
+            f"{where}: the model is in training mode, in which BatchNorm learns from the attack and dropout is random; "
+            "call model.eval() first, or attack what `with bastion.acceleration.for_training(model) as …:` gives",
+            stacklevel=3,
+        )
+    index, x, y = (part.clone() if part.is_inference() else part.detach() for part in batch[:3])
+    return given, batch._replace(index=index, x=x, y=y).check(getattr(given, "num_classes", None), where)
+
+
+def _changes_in_training(part: nn.Module) -> bool:
+    return part.training and (isinstance(part, _BatchNorm) or (isinstance(part, _DropoutNd) and part.p > 0))
+
+
+def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
+    """The model's logits at x, in its own precision, if they are logits, and if y, where given, fits them.
+
+    x stays as it is, even if the model normalises in place.
+    """
+    try:
+        with single_image_gradients(x):
+            made = model(x.clone())
+    except (RuntimeError, ValueError) as error:
+        if known := _known_mistake(str(error), model, x):
+            raise BastionError(f"attack: {known}; torch says: {error}") from error
+        raise
+    if not isinstance(made, Tensor):
+        got = type(made).__name__
+    elif not made.is_floating_point() or made.ndim != 2 or len(made) != len(x) or made.shape[1] < 2:
+        got = f"{_plain(made.dtype)} {tuple(made.shape)}"
+    else:
+        if y is not None and getattr(model, "num_classes", None) != made.shape[1]:  # else `check_batch` has looked
+            check_labels(y, made.shape[1])
+        return made
+    raise BastionError(
+        "attack: the model must give logits of at least 2 classes, floating-point numbers of shape "
+        f"({len(x)}, classes) here, got {got}; wrap it so that it does"
+    )
+
+
+def _known_mistake(error: str, model: nn.Module, x: Tensor) -> str | None:
+    """What torch says about two common ones does not name them."""
+    kinds = sorted({_plain(each.dtype) for each in model.parameters() if each.is_floating_point()})
+    if "type" in error and kinds and _plain(x.dtype) not in kinds:
+        return f"images are {_plain(x.dtype)}, the model's weights {' and '.join(kinds)}; convert one of them"
+    if "more than 1 value per channel" in error:
+        return "BatchNorm in training mode takes no single image; put the model in eval mode"
+    return None
+
+
+def _plain(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """For models that do not say how many classes they have before they are run."""
+    fits = y.shape[1] == classes if y.ndim == 2 else len(y) == 0 or int(y.max()) < classes
+    if not fits:
+        got = f"soft labels of {y.shape[1]} classes" if y.ndim == 2 else f"the label {int(y.max())}"
+        raise BastionError(f"attack: the model has {classes} classes, the batch {got}; do model and data fit?")
+
+
+def misclassified(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) bool: the model does not give the right class. A model that answers NaN has not given it."""
+    return (logits.argmax(1) != hard(y)) | logits.isnan().any(1)
+
+
+def predict(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits without a gradient; those that come with the batch, if any."""
+    if batch.logits is not None:
+        return batch.logits
+    with torch.no_grad():
+        made = logits(model, batch.x, batch.y)
+    journal.passes(batch.index, 1, 0)
+    return made
+
+
+def evaluate(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Loss of each example, and whether it is misclassified, without a gradient."""
+    made = precise(predict(model, batch), batch.x)
+    return loss(made, batch.y), misclassified(made, batch.y)
+
+
+def loss_and_grad(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss of each example, whether it is misclassified, and its input gradient; parameters collect none."""
+    x = batch.x.detach().requires_grad_()
+    with torch.enable_grad():
+        made = precise(logits(model, x, batch.y), x)
+        values = loss(made, batch.y)
+        gradient = input_gradient(values, x)
+    journal.passes(batch.index, 1, 1)
+    return values.detach(), misclassified(made.detach(), batch.y), gradient
+
+
+def precise(logits: Tensor, x: Tensor) -> Tensor:
+    """In the images' precision, or a better one: losses of half precision would be too coarse to compare."""
+    return logits.to(torch.promote_types(logits.dtype, x.dtype))
+
+
+def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tensor:
+    """Of each example's loss at its own x; zero where the model cuts the way back to its input."""
+    if not loss.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(loss.sum(), x, retain_graph=keep_graph, allow_unused=True)
+    if gradient is None:
+        return torch.zeros_like(x)
+    # A coordinate without a gradient must not stop the others: that would look like robustness.
+    return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def record_zero_grad(index: Tensor, gradient: Tensor) -> None:
+    """Note the examples on which a search begins without a gradient, so its failure says nothing about robustness."""
+    if journal.is_open():
+        zero = (gradient.flatten(1) == 0).all(1)
+        journal.note("blind-start", index[zero].tolist())
+        journal.found_gradient(index[~zero].tolist())
+
+
+NEVER = 2**62
+
+
+class Best:
+    """The best input for each example so far: a misclassified one before any other, then the highest score.
+
+    Searches of the same example are numbered. A success that `settle` takes ends the later ones; earlier ones go on,
+    and theirs would take its place: what is found does not depend on which searches happened to share a batch.
+    """
+
+    def __init__(self, x0: Tensor) -> None:
+        self.x = x0.clone()
+        self.score = x0.new_full((len(x0),), -torch.inf, dtype=torch.float64)
+        self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
+        self.by = torch.full_like(self.fooled, NEVER, dtype=torch.int64)  # number of the search that settled it
+
+    @property
+    def settled(self) -> Tensor:
+        return self.by < NEVER
+
+    def close(self, which: Tensor) -> None:
+        """No searches for these examples of a mask."""
+        self.by[which] = -1
+
+    def offer(self, x: Tensor, score: Tensor, fooled: Tensor, at: Tensor | None = None) -> None:
+        """Inputs for the examples at these places, of which several may be for the same one; by default one for each.
+
+        Non-finite inputs are ignored, and NaN is the lowest score.
+        """
+        places = torch.arange(len(x), device=x.device) if at is None else at
+        held, score = self.fooled[places], torch.where(score.isnan(), -torch.inf, score).to(self.score.dtype)
+        better = (fooled & ~held) | ((fooled == held) & (score > self.score[places]))
+        better &= ~self.settled[places] & x.flatten(1).isfinite().all(1)
+        rows = better.nonzero()[:, 0]
+        if at is not None:
+            rows = rows[_best_of_each(at[rows], score[rows])]
+        self._take(places[rows], x[rows], score[rows], fooled[rows])
+
+    def settle(self, x: Tensor, score: Tensor, at: Tensor, number: Tensor) -> None:
+        """Successes of these searches that are beyond rounding: the first search's counts."""
+        rows = _best_of_each(at, -number)
+        rows = rows[number[rows] < self.by[at[rows]]]
+        self.by[at[rows]] = number[rows]
+        self._take(at[rows], x[rows], score[rows].to(self.score.dtype), torch.ones_like(rows, dtype=torch.bool))
+
+    def _take(self, at: Tensor, x: Tensor, score: Tensor, fooled: Tensor) -> None:
+        self.x[at], self.score[at], self.fooled[at] = x, score, fooled
+
+
+def _best_of_each(at: Tensor, score: Tensor) -> Tensor:
+    """Rows with the highest score of their example, the first of equals: at most one an example."""
+    order = torch.argsort(score, descending=True, stable=True)
+    order = order[torch.argsort(at[order], stable=True)]
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[1:] = at[order][1:] != at[order][:-1]
+    return order[first]
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter wants a gradient inside; but those that are shared out to processes stay as they are."""
+    parameters = [each for each in model.parameters() if each.requires_grad and not isinstance(each, DTensor)]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
+    """Train or eval mode inside the block, None: as it is; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    if training is not None:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, before in modes.items():
+            module.training = before
+
+
+class GradientsInside(TorchFunctionMode):
+    """`found`: did a model that ran inside take gradients by itself, to adapt or to purify its input?"""
+
+    WAYS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= func in self.WAYS
+        return func(*args, **(kwargs or {}))
+
+
+def single_image_gradients(x: Tensor) -> AbstractContextManager[Any]:
+    """Right gradients of a forward pass on x, also if x is a single image.
+
+    torch's CPU kernels for the backward pass of BatchNorm and InstanceNorm take a gradient that is laid out
+    channels-last for one that is not, if the batch has one image: strides of an axis of length 1 say nothing, and they
+    trust them. So it is behind `flatten(2).transpose(1, 2)`, as in the stems of XCiT and LeViT: values come back in the
+    wrong places, without an error. Inside, what goes into these kernels is laid out plainly.
+    """
+    single = len(x) == 1 and x.device.type == "cpu" and torch.is_grad_enabled()
+    return _ContiguousNorms() if single else nullcontext()
+
+
+class _ContiguousNorms(TorchFunctionMode):
+    NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.NORMS:
+            return func(*args, **kwargs)
+        first, *rest = args or (kwargs.pop("input"),)
+        normed = func(first.contiguous(), *rest, **kwargs)
+        if normed.requires_grad:
+            normed.register_hook(Tensor.contiguous)
+        return normed
