@@ -79,6 +79,9 @@ def measure(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Examples that are measured and stored together.")] = 64,
+    acceleration: Annotated[
+        bool, typer.Option(help="Let attacks run a cheaper copy of the model; verdicts are always of the model itself.")
+    ] = True,
     run: Annotated[Path | None, typer.Option(help="Where facts go. Default: the model's own run, or runs/.")] = None,
 ) -> None:
     """Measure a model with a suite of probes. Re-run the same command to resume."""
@@ -94,6 +97,7 @@ def measure(
         workers=workers,
         seed=seed,
         batch_size=batch_size,
+        acceleration=acceleration,
         folder=run,
     )
     stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)

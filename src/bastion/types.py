@@ -285,6 +285,10 @@ class Split(Protocol):
         """The pictures as a model sees them when it is measured: no augmentation, one size, in [0, 1]."""
         ...
 
+    def digest(self) -> str:
+        """SHA-256 of what is stored of the images: facts are of them alone."""
+        ...
+
     def subset(self, positions: Sequence[int]) -> Split: ...
 
 

@@ -59,6 +59,10 @@ class ArraySplit:
         stored = torch.from_numpy(self._images[self.index[positions].numpy()])
         return stored.permute(0, 3, 1, 2).contiguous()
 
+    def digest(self) -> str:
+        rows = self.index.numpy()
+        return sha256(self._images[rows], self._labels[rows])
+
     def subset(self, positions: Sequence[int]) -> ArraySplit:
         where = torch.as_tensor(positions, dtype=torch.long)
         return ArraySplit(self._images, self._labels, self.index[where])

@@ -31,6 +31,9 @@ class SomeClasses:
     def batch(self, positions: Sequence[int]) -> Batch:
         return self._split.batch(positions)._replace(y=self.labels[torch.as_tensor(positions, dtype=torch.long)])
 
+    def digest(self) -> str:
+        return self._split.digest()
+
     def subset(self, positions: Sequence[int]) -> SomeClasses:
         return SomeClasses(self._split.subset(positions), self._numbers)
 

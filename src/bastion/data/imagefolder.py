@@ -16,6 +16,7 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 
 from bastion.data import datasets
+from bastion.data.contents import contents_digest
 from bastion.data.split import carve
 from bastion.errors import BastionError
 from bastion.progress import bar
@@ -76,6 +77,10 @@ class FolderSplit:
         pixels = torch.stack([self._transform(self.image(position)) for position in where.tolist()])
         return Batch(self.index[where], pixels.float() / 255, self.labels[where])
 
+    def digest(self) -> str:
+        rows = self.index.tolist()
+        return contents_digest(self._listing.folder, [self._listing.files[row][0] for row in rows])
+
     def subset(self, positions: Sequence[int]) -> FolderSplit:
         where = torch.as_tensor(positions, dtype=torch.long)
         return FolderSplit(self._listing, self._transform, self.index[where])
@@ -123,7 +128,7 @@ def imagefolder(
     transform = create_transform(
         (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
     )
-    # Of paths and sizes, not of pixels: reading all of ImageNet at each start would take many minutes.
+    # Of paths and sizes: `digest` of the split that is measured tells what is in them.
     content = [parts.train.files, parts.test.files, size, crop_pct]
     if not len(parts.tested):
         content.append(parts.learnt.tolist())  # which may follow from the originals

@@ -73,6 +73,9 @@ class Unseen:
     def batch(self, positions: Sequence[int]) -> Batch:
         raise self._absent()
 
+    def digest(self) -> str:
+        raise self._absent()
+
     def subset(self, positions: Sequence[int]) -> Unseen:
         return Unseen(self.name, len(positions))
 

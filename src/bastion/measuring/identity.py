@@ -26,7 +26,7 @@ from bastion import forward, rng, storage
 from bastion.forward import frozen, in_mode, input_gradient
 from bastion.models import checkpoint
 from bastion.run import Run
-from bastion.types import DataSet
+from bastion.types import DataSet, Split
 
 IMAGES = 4  # of the data, whose logits and gradients are compared
 LOGITS = 2e-3  # of the largest: other machines, versions and batch sizes round otherwise
@@ -44,7 +44,7 @@ class Identity:
     """Of a model on a split of a data set."""
 
     weights: str
-    data: dict[str, str]  # name, fingerprint and split
+    data: dict[str, str]  # name, split, fingerprint and digest of its images
     modules: dict[str, dict[str, Any]]  # by their path: class and attributes
     logits: list[list[float]]
     slopes: list[list[float]]
@@ -75,10 +75,11 @@ def read_identity(folder: Path) -> Identity:
 
 
 def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
-    logits, slopes = _answers(model, getattr(data, split).batch(range(min(IMAGES, len(getattr(data, split))))).x)
+    images: Split = getattr(data, split)
+    logits, slopes = _answers(model, images.batch(range(min(IMAGES, len(images)))).x)
     return Identity(
         weights=checkpoint.digest(model),
-        data={"name": data.name, "fingerprint": data.fingerprint, "split": split},
+        data={"name": data.name, "split": split, "fingerprint": data.fingerprint, "digest": images.digest()},
         modules={name: _describe_module(module) for name, module in model.named_modules()},
         logits=logits.tolist(),
         slopes=slopes.tolist(),

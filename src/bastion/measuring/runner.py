@@ -57,12 +57,13 @@ def measure(
     folder: str | Path | None = None,
     batch_size: int = 64,
     keep: int = 16,
+    acceleration: bool = True,
 ) -> Facts:
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
 
     A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`; `changes` are made
     on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts go to `folder`; without it to the
-    model's own run, or to `runs/` under the model's name.
+    model's own run, or to `runs/` under the model's name. `acceleration` False: attacks run the model just as it is.
     """
     source = model if isinstance(model, nn.Module) else locate(model)
     if isinstance(suite, Suite) and changes:
@@ -83,7 +84,7 @@ def measure(
     _check_home(run, identity.weights)
     storage.remove_leftovers(run.folder)
     convert(run)
-    job = Job(source, data, split, chosen, identity.folder(run), seed, batch_size, keep, devices)
+    job = Job(source, data, split, chosen, identity.folder(run), seed, batch_size, keep, devices, acceleration)
     worker = Worker(job, network, {data_key(chosen.data): base})
     todo = worker.open_tasks(n)
     count = workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng, storage
+from bastion.acceleration import accelerate
 from bastion.data import datasets
 from bastion.errors import BastionError
 from bastion.forward import in_mode
@@ -44,16 +45,17 @@ class Job:
     batch_size: int
     keep: int  # pictures are kept of so many first examples
     devices: tuple[str, ...]  # that workers are given in turn
+    acceleration: bool
 
 
 class Worker:
     """Measures one task at a time, on one thread."""
 
     def __init__(self, job: Job, model: nn.Module, known: Mapping[str, DataSet] | None = None) -> None:
-        self.job, self.model = job, model
+        self.job, self.model = job, accelerate(model, enabled=job.acceleration)  # once for all attacks of all probes
         self.cases = job.suite.cases()
         self._data = dict(known or {})
-        self._origin = _origin(model, job.batch_size)
+        self._origin = _origin(model, job)
 
     @cached_property
     def built(self) -> list[Probe | Study]:
@@ -78,7 +80,7 @@ class Worker:
 
     def positions(self, case: Case, n: int) -> range:
         built = self.built[self.cases.index(case)]
-        return range(n) if isinstance(built, Probe) else range(built.parts(self.model, self.data(case)))
+        return range(n) if isinstance(built, Probe) else range(built.parts(self.model.given, self.data(case)))
 
     def open_tasks(self, n: int) -> list[Task]:
         """What is not stored yet. Cases that are equal share their facts, and are measured once."""
@@ -101,7 +103,7 @@ class Worker:
             if isinstance(built, Probe):
                 facts, pictures = self._probe(case, built, positions)
             else:
-                answer = built(self.model, self.data(case), positions[0], seed=self.job.seed)
+                answer = built(self.model.given, self.data(case), positions[0], seed=self.job.seed)
                 facts, pictures = {name: torch.as_tensor(value)[None] for name, value in answer.items()}, {}
         self.store(case).write(
             positions,
@@ -172,13 +174,14 @@ def _check_logits(model: nn.Module, data: DataSet) -> None:
         raise BastionError(f"{expected}; for two images it gave {logits.dtype} {tuple(logits.shape)}")
 
 
-def _origin(model: nn.Module, batch_size: int) -> dict[str, Any]:
+def _origin(model: nn.Module, job: Job) -> dict[str, Any]:
     """What facts depend on by rounding alone."""
     return {
         "versions": {name: version(name) for name in ("bastion", "torch", "timm")},
         "device": str(device_of(model).type),
         "processor": processor(),
-        "batch_size": batch_size,
+        "batch_size": job.batch_size,
+        "acceleration": job.acceleration,
     }
 
 

@@ -1,0 +1,44 @@
+"""What is in picture files, as one hash: another picture under the same name is other data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bastion import storage
+from bastion.data import cache_folder
+from bastion.errors import BastionError
+from bastion.progress import bar
+
+
+def contents_digest(folder: Path, paths: Sequence[str]) -> str:
+    """SHA-256 over these files of a folder. A file is read once, and again when its size, times or inode change."""
+    cache = cache_folder() / "contents" / f"{storage.fingerprint(str(folder.resolve()))}.json"
+    known = {}
+    with suppress(BastionError):  # there is none yet, or it is damaged
+        known = storage.read_json(cache)
+    found, total = {}, hashlib.sha256()
+    with bar(f"reading {folder}", len(paths)) as advance:
+        for path in paths:
+            found[path] = _digest(folder / path, known.get(path))
+            total.update(f"{path}\0{found[path][-1]}\0".encode())
+            advance()
+    if any(known.get(path) != entry for path, entry in found.items()):
+        with suppress(BastionError):  # a cache that cannot be written costs time only
+            storage.write_json(cache, known | found)
+    return total.hexdigest()
+
+
+def _digest(path: Path, known: list[object] | None) -> list[object]:
+    """Size, times and inode of a file, then the SHA-256 of its bytes."""
+    try:
+        stat = path.stat()
+        state: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        if known and known[:-1] == state:
+            return known
+        with path.open("rb") as file:
+            return [*state, hashlib.file_digest(file, "sha256").hexdigest()]
+    except OSError as error:
+        raise BastionError(f"{path}: cannot be read: {error.strerror or error}") from error
