@@ -167,7 +167,7 @@ def import_(
 ) -> None:
     """Bring a published checkpoint into bastion's format: every tensor is used, or named in the error."""
     from bastion.models import checkpoint, import_checkpoint
-    from bastion.recipe import parse_changes
+    from bastion.recipe_files import parse_changes
 
     folder = output or Path("imported") / file.name.partition(".")[0]
     if (folder / checkpoint.CARD).exists():
@@ -224,7 +224,7 @@ def warnings_in_yellow(tables: str) -> Text:
 
 def parse_data(text: str) -> dict[str, Any]:
     """`imagefolder:root=/data,size=160` as a spec."""
-    from bastion.recipe import read
+    from bastion.recipe_yaml import read_value
 
     name, _, rest = text.partition(":")
     spec: dict[str, Any] = {"name": name}
@@ -232,7 +232,7 @@ def parse_data(text: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise BastionError(f"--data {text}: expected NAME:key=value,key=value, got '{pair}'")
-        spec[key] = read(f"value: {value}", f"--data {text}")["value"]
+        spec[key] = read_value(value, f"--data {text}")
     return spec
 
 

@@ -19,18 +19,14 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import pkgutil
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import numpy as np
 from pydantic import PlainValidator, WithJsonSchema
 
 from bastion.errors import BastionError, did_you_mean
@@ -248,49 +244,3 @@ def first_line(factory: Callable[..., Any]) -> str:
 def _named(factory: Callable[..., Any]) -> set[str]:
     parameters = inspect.signature(factory).parameters
     return {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-
-
-def check_fields(settings: Any, where: str) -> None:
-    """For a dataclass made in Python: fields that take numbers, or one of a few words, have what they take."""
-    for name, hint in _hints(type(settings)).items():
-        value = getattr(settings, name)
-        literals = [option for option in _options(hint) if typing.get_origin(option) is typing.Literal]
-        words = [word for literal in literals for word in typing.get_args(literal)]
-        if len(literals) == len(_options(hint)) and value not in words:
-            raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
-        _check_plain(hint, value, f"{where}.{name}")
-
-
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
-
-
-def _check_plain(hint: Any, value: Any, path: str) -> None:
-    """Numbers, yes and no are what they are: no text is read as one of them."""
-    options = _options(hint)
-    if PLAIN.keys() >= set(options) and not any(_is_a(option, value) for option in options):
-        raise BastionError(f"{path}: expected {' or '.join(PLAIN[option] for option in options)}, got {value!r}")
-
-
-def _is_a(kind: type, value: Any) -> bool:
-    """A yes or no is no number, and neither is NaN or infinity."""
-    if kind not in (int, float):
-        return isinstance(value, kind)
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int | np.integer):
-        return True
-    return kind is float and isinstance(value, float | np.floating) and math.isfinite(value)
-
-
-def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    inner = factory.func if isinstance(factory, functools.partial) else factory
-    if dataclasses.is_dataclass(inner):
-        return typing.get_type_hints(inner)  # a field's type may be known only where its class is defined
-    return typing.get_type_hints(inner.__init__ if inspect.isclass(inner) else inner)
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type itself."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)

@@ -32,10 +32,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bastion import recipe as recipes
-from bastion import storage
+from bastion import recipe_yaml, storage
 from bastion.errors import BastionError
-from bastion.recipe import Recipe
+from bastion.recipe import Recipe, differences
 
 RECIPE = "recipe.yaml"
 PROVENANCE = "provenance.json"
@@ -103,7 +102,7 @@ class Run:
         run_id = self.id()
         if run_id and text != _sealed(text.rpartition(SEAL)[0], run_id):
             raise BastionError(f"{path}: damaged, edited or of another run: its checksum does not match; restore it")
-        return recipes.read(text, str(path))
+        return recipe_yaml.read(text, str(path))
 
     def provenance(self) -> dict[str, Any]:
         return storage.read_json(self.folder / PROVENANCE)
@@ -227,7 +226,7 @@ def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
         return run
     run_id = secrets.token_hex(8)
     if recipe is not None:
-        storage.write_text(run.folder / RECIPE, _sealed(recipes.dump(recipe.resolved()), run_id))
+        storage.write_text(run.folder / RECIPE, _sealed(recipe_yaml.dump(recipe.resolved()), run_id))
     storage.write_json(run.folder / PROVENANCE, {"id": run_id, **environment(seed)})
     return run
 
@@ -267,7 +266,7 @@ def _check_same(run: Run, recipe: Recipe | None) -> None:
             f"{run.folder}/recipe.yaml: not a recipe that this version reads; use another --run"
         ) from error
     if old.hash() != recipe.hash():
-        changed = "; ".join(recipes.differences(old.substance(), recipe.substance()))
+        changed = "; ".join(differences(old.hashed_fields(), recipe.hashed_fields()))
         raise BastionError(f"{run.folder}: is the run of another recipe ({changed}); use another --run, or that recipe")
 
 

@@ -226,7 +226,8 @@ def explain(
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"
     elif first["type"] == "literal_error":
-        words = [word.strip(" '") for word in first["ctx"]["expected"].replace(" or ", ",").split(",")]
+        expected = [each["ctx"]["expected"] for each in mistakes if each["type"] == "literal_error"]  # of a union, all
+        words = {word.strip(" '") for text in expected for word in text.replace(" or ", ",").split(",")}
         message = f"unknown {keys[-1]} {first['input']!r}{did_you_mean(first['input'], words)}"
     else:
         message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, parse_changes, shipped
-from bastion.registry import first_line
-from bastion.suite import load_suite
+from bastion.recipe_files import headlines, is_recipe, parse_changes, shipped
+from bastion.recipe_yaml import dump
 
 if TYPE_CHECKING:
     from bastion.costs import RunPlan
     from bastion.models import Classifier
+    from bastion.recipe import Recipe
 
 Rows = Iterator[tuple[str, str]]
 CONVENTION = (
@@ -29,17 +29,19 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
     """
     path = Path(target)
     is_model = target.startswith("zoo/") or path.is_dir()
-    is_recipe = path.suffix in (".yaml", ".yml") or (SHIPPED / f"{target}.yaml").is_file()
-    if is_recipe and (changes or timed or not is_model):
+    if is_recipe(target) and (changes or timed or not is_model):
+        from bastion.recipe import load_recipe
+
         return _describe_recipe(load_recipe(target, changes), timed)
     if timed or (changes and is_model):
-        known = did_you_mean(target, shipped("recipes"))
+        known = did_you_mean(target, shipped("recipe"))
         raise BastionError(
             f"show {target}: --time, and --set but for a model's name, are for recipes; this is none{known}"
         )
     if is_model:
         return _describe_folder(target)
     from bastion.models import Classifier, checkpoint, complexity, models
+    from bastion.registry import first_line
 
     try:
         backbone = checkpoint.build_backbone({"name": target, **parse_changes(changes)})
@@ -160,6 +162,8 @@ def _row(key: str, value: str) -> str:
 
 def _registered(room: str, registry: str) -> Callable[[str], Rows]:
     def rows(pattern: str) -> Rows:
+        from bastion.registry import first_line
+
         found = getattr(importlib.import_module(room), registry)
         return ((name, first_line(found.factory(name))) for name in found.names())
 
@@ -170,6 +174,7 @@ def _models(pattern: str) -> Rows:
     from bastion.models import models
     from bastion.models.model_stats import stored
     from bastion.models.timm import timm_names
+    from bastion.registry import first_line
 
     counted = stored()
     for name in models.names():
@@ -181,16 +186,9 @@ def _models(pattern: str) -> Rows:
         yield from ((name, "") for name in timm_names())
 
 
-def _recipes(pattern: str) -> Rows:
-    return ((name, load_recipe(name).about.partition("\n")[0]) for name in shipped("recipes"))
-
-
-def _suites(pattern: str) -> Rows:
-    return ((name, load_suite(name).about.partition("\n")[0]) for name in shipped("suites"))
-
-
 def _zoo(pattern: str) -> Rows:
     from bastion.models.load import zoo_names
+    from bastion.recipe import load_recipe
 
     for name in zoo_names():
         recipe = load_recipe(name)
@@ -205,7 +203,7 @@ KINDS: dict[str, Callable[[str], Rows]] = {
     "probes": _registered("bastion.probes", "probes"),
     "studies": _registered("bastion.studies", "studies"),
     "data": _registered("bastion.data", "datasets"),
-    "recipes": _recipes,
-    "suites": _suites,
+    "recipes": lambda _: headlines("recipe"),
+    "suites": lambda _: headlines("suite"),
     "zoo": _zoo,
 }

@@ -84,8 +84,8 @@ BAD_INPUT = {
     "train tiny/demo-robust --set optimizer.weightdecay=1": "tiny/demo-robust: optimizer.weightdecay: unknown key; "
     "did you mean 'weight_decay'?",
     "train tiny/demo-robust --set data.name=cifar10 --run r": "data: data set 'cifar10' is not in",
-    "train tiny/demo-robust --set objective.threat.norm=linv --run r": "objective.threat.norm: input should be",
-    "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "objective.threat.eps: must be a number >= 0",
+    "train tiny/demo-robust --set objective.threat.norm=linv --run r": "objective.threat.norm: unknown norm",
+    "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "objective.threat.eps: input should be greater",
     "measure nowhere": "no model 'nowhere': not a run, not a folder with card.json, not zoo/NAME",
     "measure m --data imagefolder:root": "--data imagefolder:root: expected NAME:key=value",
     "report nowhere": "nowhere: not a run directory (no provenance.json)",

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bastion import BastionError, storage
-from bastion.recipe import Recipe, dump
+from bastion.recipe import Recipe
+from bastion.recipe_yaml import dump
 from bastion.run import Run, begin_training, create_run, environment
 
 RECIPE = Recipe.model_validate({"data": "cifar10-mini", "model": "vit/micro", "objective": "standard"})

@@ -152,6 +152,7 @@ def test_a_model_by_its_name_is_counted_with_its_options() -> None:
     assert said["attention"] == "between tokens: 6 maps of heads×queries×keys 8×17×17"
     assert said["from"].startswith("Dosovitskiy et al. 2021")
     assert rows(describe("resnet/micro"))["attention"] == "none"
+    assert rows(describe("tiny/fan"))["blocks"] == "8: blocks.0 … cls_attn_blocks.1; 6 with self-attention"
     with pytest.raises(BastionError, match="model.patch_siz: unknown key; did you mean 'patch_size'"):
         describe("cifar/vit", ("patch_siz=8",))
 

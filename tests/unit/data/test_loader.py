@@ -34,13 +34,14 @@ def _pools(data: DataSet) -> dict[str, tuple[Pool, int]]:
     return {
         "plain": (Pool(data.train), 1),
         "repeats": (Pool(data.train), 4),
+        "uneven": (Pool(data.train), 3),
         "share": (Pool(data.train, [(_noise(21, 12), 0.25)]), 1),
         "joined": (Pool(data.train, [(_noise(21, 12), None)]), 1),
         "all": (Pool(data.train, [(_noise(21, 12), 0.25), (_noise(9), None), (_noise(5, 6), 0.5)]), 2),
     }
 
 
-WAYS = ["plain", "repeats", "share", "joined", "all"]
+WAYS = ["plain", "repeats", "uneven", "share", "joined", "all"]
 
 
 def _load(pool: Pool, data: DataSet, repeats: int = 1, augment: Augment = PLAIN, **settings: Any) -> list[Batch]:
@@ -167,9 +168,18 @@ class TestRepeats:
         assert len(first) == len(second) == 12
         assert first != second
 
-    def test_the_batch_must_be_a_multiple(self, tiny_data: DataSet) -> None:
-        with pytest.raises(BastionError, match=r"16 images cannot be 3 copies each .*; make it a multiple of 3"):
-            batch_layout(Pool(tiny_data.train), 16, 3)
+    def test_copies_of_the_last_image_go_on_in_the_next_batch(self, tiny_data: DataSet) -> None:
+        """A batch of 16 has room for five images three times, and for one copy of a sixth."""
+        batches = _batches(tiny_data, repeats=3, augment=Augment(color_jitter=0.4), stop=3)
+        counts = [Counter(batch.index.tolist()) for batch in batches]
+        assert [sorted(each.values()) for each in counts] == [
+            [1, 3, 3, 3, 3, 3],
+            [2, 2, 3, 3, 3, 3],
+            [1, 3, 3, 3, 3, 3],
+        ]
+        order = tiny_data.train.index[rng.permutation(0, "epoch 0", 48)]
+        assert sum(counts, Counter()) == Counter(dict.fromkeys(order[:16].tolist(), 3))
+        assert len({x.numpy().tobytes() for batch in batches for x in batch.x}) == 48
 
     def test_copies_are_mixed_with_different_partners(self, tiny_data: DataSet) -> None:
         partners = {
@@ -320,7 +330,7 @@ class TestExtra:
 
     def test_shares_that_leave_nothing_are_an_error(self, tiny_data: DataSet) -> None:
         for shares in ((0.5, 0.5), (0.01,), (0.99,)):
-            with pytest.raises(BastionError, match=r"extra.share: of 16 different images in a batch .* at least 1"):
+            with pytest.raises(BastionError, match=r"extra.share: of 16 images in a batch .* at least 1"):
                 batch_layout(Pool(tiny_data.train, [(_noise(9), share) for share in shares]), 16)
 
     def test_the_images_of_the_data_set_must_fill_their_part(self, tiny_data: DataSet) -> None:

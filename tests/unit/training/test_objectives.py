@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conftest import AttackBy
 from torch import Tensor, nn
 
-from bastion import Threat
+from bastion import BastionError, Threat
 from bastion.attacks.apgd import APGD
 from bastion.attacks.pgd import PGD
 from bastion.models import Classifier
+from bastion.training.objectives import objectives
 from bastion.training.objectives.adversarial import Adversarial
 from bastion.training.objectives.alp import LogitPairing
 from bastion.training.objectives.mart import Mart, _likeliest_mistake
@@ -98,6 +100,20 @@ def test_trades_learns_through_both_answers(tiny_model: Classifier, prepared: Pr
         assert torch.allclose(got, wanted)
 
 
+def test_trades_attacks_the_divergence_by_itself() -> None:
+    """As its authors do on CIFAR-10: ten steps of 2/255 within 8/255."""
+    made = objectives.build("trades")
+    assert repr(made) == repr(
+        Trades(threat=Threat("linf", 8 / 255), attack=PGD(steps=10, rel_step=0.25, loss="kl", keep="last"), beta=6.0)
+    )
+
+
+@pytest.mark.parametrize("attack", ["pgd", {"name": "pgd", "loss": "dlr"}, {"name": "fgsm-rs"}])
+def test_trades_takes_no_attack_on_another_loss(attack: object) -> None:
+    with pytest.raises(BastionError, match=r"^objective.attack.loss: must be kl, .*, got (ce|dlr)$"):
+        objectives.build({"name": "trades", "attack": attack}, "objective")
+
+
 @pytest.mark.parametrize("soft", [False, True])
 def test_mart_is_its_formula(tiny_model: Classifier, prepared: Prepared, soft: bool) -> None:
     model, y = tiny_model.double().eval(), prepared.clean.y
@@ -130,7 +146,7 @@ def test_logit_pairing_is_its_formula(tiny_model: Classifier, prepared: Prepared
 
 @pytest.mark.parametrize("kind", [Adversarial, Trades, Mart, LogitPairing])
 def test_soft_labels_of_one_class_are_that_class(kind: type, tiny_model: Classifier, prepared: Prepared) -> None:
-    objective = kind(threat=THREAT, attack=PGD(), label_smoothing=0.1)
+    objective = kind(threat=THREAT, attack=PGD(loss="kl"), label_smoothing=0.1)
     soft = prepared._replace(clean=prepared.clean._replace(y=F.one_hot(prepared.clean.y, 3).double()))
     model = tiny_model.double().eval()
     assert torch.allclose(objective.loss(model, prepared).total, objective.loss(model, soft).total)
@@ -143,7 +159,7 @@ def test_parameters_are_frozen_while_the_attack_runs_and_free_after_it(tiny_mode
         seen.extend(parameter.requires_grad for parameter in model.parameters())
         return batch.x
 
-    Adversarial(threat=THREAT, attack=attack).prepare(tiny_model, batch, progress=1.0, seed=0)
+    Adversarial(threat=THREAT, attack=AttackBy(attack)).prepare(tiny_model, batch, progress=1.0, seed=0)
     assert seen and not any(seen)
     assert all(parameter.requires_grad for parameter in tiny_model.parameters())
 

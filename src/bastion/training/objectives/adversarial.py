@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
+from bastion.settings import settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.training.objectives.standard import cross_entropy
@@ -13,7 +12,7 @@ from bastion.types import Losses, Prepared
 
 
 @objectives.register("adversarial")
-@dataclass(kw_only=True)
+@settings(frozen=False, eq=False)
 class Adversarial(Attacked):
     """Cross-entropy on what an attack makes of the images."""
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import nn
 
+from bastion.settings import NotNegative, settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.types import Losses, Prepared
 
 
 @objectives.register("alp")
-@dataclass(kw_only=True)
+@settings(frozen=False, eq=False)
 class LogitPairing(Attacked):
     """½ CE(x) + ½ CE(x') + weight · mean (z(x) - z(x'))², the mean over images and classes."""
 
-    weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weight < 0:
-            raise ValueError(f"weight must not be negative, got {self.weight}")
+    weight: NotNegative = 0.5
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         clean, attacked = model(prepared.clean.x), model(prepared.x)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion.attacks.losses import divergence
+from bastion.settings import NotNegative, settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.types import Losses, Prepared, hard
 
 
 @objectives.register("mart")
-@dataclass(kw_only=True)
+@settings(frozen=False, eq=False)
 class Mart(Attacked):
     """BCE(x') + λ · KL(p(x) ‖ p(x')) · (1 - p_y(x)), where BCE(x') = CE(x') - log(1 - max over k≠y of p_k(x')).
 
     With soft labels p_y is their expectation of p, and the class left out of the maximum is the likeliest.
     """
 
-    beta: float = 5.0  # the paper's λ
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 0:
-            raise ValueError(f"beta must not be negative, got {self.beta}")
+    beta: NotNegative = 5.0  # the paper's λ
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         clean, attacked, y = model(prepared.clean.x), model(prepared.x), prepared.clean.y

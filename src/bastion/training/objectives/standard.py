@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import nn
 
+from bastion.settings import Smoothing, settings
 from bastion.training.objectives import objectives
-from bastion.training.objectives.attacked import check_smoothing
 from bastion.types import Losses, Objective, Prepared
 
 
 @objectives.register("standard")
-@dataclass(kw_only=True)
+@settings(frozen=False, eq=False)
 class Standard(Objective):
     """Cross-entropy on the images as they are."""
 
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+    label_smoothing: Smoothing = 0.0
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         return cross_entropy(model, prepared, self.label_smoothing)
