@@ -54,7 +54,7 @@ ATTACKS: list[tuple[dict[str, Any], tuple[int, int]]] = [
     ({"name": "pgd", "steps": 10, "keep": "best"}, (12, 10)),  # the image itself before, the last point after
     ({"name": "pgd", "steps": 3, "keep": "best", "random_start": False}, (4, 3)),  # the image is the first point
     ({"name": "pgd", "steps": 3, "restarts": 2}, (1 + 2 * 4, 2 * 3)),
-    ({"name": "pgd", "steps": 3, "targets": 2}, (1 + 1 + 2 * 4, 2 * 3)),  # one to choose the targets
+    ({"name": "pgd", "steps": 3, "targets": 2}, (1 + 2 * 4, 2 * 3)),  # the image itself also chooses the targets
     ({"name": "pgd", "steps": 3, "keep": "last", "loss": "kl"}, (1 + 3, 3)),  # the answer on the clean image
     ({"name": "fgsm", "keep": "last"}, (1, 1)),
     ({"name": "fgsm"}, (2, 1)),
@@ -162,8 +162,8 @@ def test_sam_and_awp_take_the_loss_twice_once_they_have_begun() -> None:
     ("attack", "expected"),
     [
         (None, Passes(1)),
-        ({"name": "pgd", "steps": 5}, Passes(2 + 7, 5)),
-        ({"name": "apgd-ce", "steps": 5}, Passes(2 + 7, 5)),
+        ({"name": "pgd", "steps": 5}, Passes(2 + 6, 5)),
+        ({"name": "apgd-ce", "steps": 5}, Passes(2 + 6, 5)),
     ],
 )
 def test_validation_looks_at_the_image_attacks_it_and_judges(attack: dict[str, Any] | None, expected: Passes) -> None:

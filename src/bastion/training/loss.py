@@ -29,7 +29,7 @@ def concatenated(parts: list[Prepared]) -> Prepared:
     """The parts of a batch as one again."""
     if len(parts) == 1:
         return parts[0]
-    clean = Batch(*(torch.cat(tensors) for tensors in zip(*(part.clean for part in parts), strict=True)))
+    clean = Batch.cat([part.clean for part in parts])
     unchanged = all(part.x is part.clean.x for part in parts)
     return Prepared(clean, clean.x if unchanged else torch.cat([part.x for part in parts]), parts[-1].notes)
 

@@ -206,7 +206,7 @@ class Trainer:
         own, perturb = self.objective.optimizer, self.recipe.optimizer.perturb
         # MixUp mixes the batch of all processes alike; dropout is each one's own.
         with self.seeded("learn" if self.processes.main else f"learn {self.processes.rank}"):
-            parts = [self.prepare(part) for part in self.parts(batch)]
+            parts = [self.prepare(part) for part in batch.chunk(self.recipe.accumulate)]
             losses = self.gradients(parts)
             if perturb and self.step >= perturb.after * self.steps_per_epoch:
                 with perturbed(_trained(self.optimizer), perturb), quiet_norms(self.step_loss):
@@ -223,10 +223,6 @@ class Trainer:
         if self.ema:
             self.ema.update(self.model, self.step + 1)  # the first update copies: random weights are no part of it
         return concatenated(parts), losses, norms
-
-    def parts(self, batch: Batch) -> list[Batch]:
-        """What goes through the model at once."""
-        return batch.chunk(self.recipe.accumulate)
 
     def prepare(self, batch: Batch) -> Prepared:
         progress, seed = self.step / self.steps_per_epoch, rng.key(self.recipe.seed, self.step)
