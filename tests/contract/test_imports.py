@@ -21,6 +21,7 @@ ROOTS = {
     "progress",
     "signals",
     "recipe",
+    "settings",
     "suite",
     "_torchvision",
     "forward",
