@@ -39,7 +39,6 @@ from bastion.forward import frozen, in_mode, input_gradient
 from bastion.recipe import Recipe, load_recipe
 from bastion.run import Run
 from bastion.training.build import build_model
-from bastion.training.objectives import objectives
 from bastion.training.optim import make_optimizer
 from bastion.training.trainer import train
 from bastion.types import Batch
@@ -129,7 +128,7 @@ def plain(model: nn.Module, batches: Iterator[Batch], recipe: Recipe, way: str) 
         "apgd-2": lambda: ta.APGD(model, eps=eps, steps=2),
         "trades-10": lambda: ta.TPGD(model, eps=eps, alpha=0.25 * eps, steps=10),
     }[way]()
-    optimizer = make_optimizer(model, objectives.build(recipe.objective.plain()), recipe.optimizer)
+    optimizer = make_optimizer(model, recipe.optimizer)
 
     def step(x: Tensor, y: Tensor) -> None:
         worse = attack(x, y)

@@ -1,4 +1,4 @@
-"""docs/models.md and the figures of `bastion list models`: `python scripts/models_table.py` counts them again."""
+"""docs/models.md and the numbers of `bastion list models`: `python scripts/models_table.py` counts them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bastion.models import models
-from bastion.models.figures import FILE, Figures, figures
+from bastion.models.model_stats import FILE, ModelStats, count
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.S)
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     macs: float | None = None  # G; papers call them FLOPs
     why: str = ""  # it is not within 1 %
 
-    def agrees(self, found: Figures) -> bool:
+    def agrees(self, found: ModelStats) -> bool:
         """Within 1 %, or the same at the printed precision; or the row says why not."""
         pairs = [(found.parameters / 1e6, self.parameters), (found.macs / 1e9, self.macs)]
         return bool(self.why) or all(printed is None or _same(got, printed) for got, printed in pairs)
@@ -137,7 +137,7 @@ PUBLISHED: dict[str, list[Row]] = {
 }
 HEAD = {
     "published": ("model", "spec", "parameters, M", "paper", "", "GMACs", "paper", "", ""),
-    "all": ("model", "parameters", "GMACs", "input", "blocks", "attention", "from"),
+    "all": ("model", "parameters", "GMACs", "input", "blocks", "attend", "attention", "from"),
 }
 
 
@@ -148,7 +148,7 @@ def table(cells: Iterator[tuple[str, ...]], head: tuple[str, ...]) -> str:
 
 def published(paper: str) -> Iterator[tuple[str, ...]]:
     for each in PUBLISHED[paper]:
-        found = figures(each.spec)
+        found = count(each.spec)
         options = ", ".join(f"{key}: {value}" for key, value in each.spec.items() if key != "name")
         yield (
             each.label,
@@ -163,7 +163,7 @@ def _beside(got: float, printed: float) -> tuple[str, str, str]:
     return f"{got:.2f}", f"{printed:g}", f"{100 * (got / printed - 1):+.1f} %"
 
 
-def everything(found: dict[str, Figures]) -> Iterator[tuple[str, ...]]:
+def everything(found: dict[str, ModelStats]) -> Iterator[tuple[str, ...]]:
     for name, each in found.items():
         size = "×".join(map(str, each.shape))
         yield (
@@ -172,19 +172,20 @@ def everything(found: dict[str, Figures]) -> Iterator[tuple[str, ...]]:
             f"{each.macs / 1e9:.3f}",
             size,
             str(each.blocks),
-            each.attention or "",
+            str(each.attending),
+            each.attention,
             each.paper,
         )
 
 
-def rendered(page: str, found: dict[str, Figures]) -> str:
+def rendered(page: str, found: dict[str, ModelStats]) -> str:
     tables = {paper: table(published(paper), HEAD["published"]) for paper in PUBLISHED}
     tables["all"] = table(everything(found), HEAD["all"])
     return MARKED.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", page)
 
 
 def main() -> None:
-    found = {name: figures({"name": name}) for name in models.names() if not name.endswith("/*")}
+    found = {name: count({"name": name}) for name in models.names() if not name.endswith("/*")}
     FILE.write_text(json.dumps({name: each._asdict() for name, each in found.items()}, indent=1) + "\n")
     PAGE.write_text(rendered(PAGE.read_text(), found))
 

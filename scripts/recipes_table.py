@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bastion.recipe import Recipe, load_recipe, shipped
+from bastion.recipe import Recipe, load_recipe
+from bastion.recipe_files import shipped
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.S)
@@ -23,29 +24,20 @@ def passes(recipe: Recipe) -> int:
     return round(epochs * steps + (epochs + again) * LOSS[recipe.objective.name])
 
 
-def cost(recipe: Recipe) -> str:
-    """The line of `about`."""
-    from bastion.data.known import FACTS
-
-    known = FACTS.get(recipe.data.name)
-    images = f"{known.train:,} images" if known else f"the images of {recipe.data.name}"
-    return f"{recipe.schedule.epochs} epochs, {passes(recipe):,} passes over {images}"
-
-
 def table(folder: str) -> str:
     """A row for each recipe of a folder."""
-    rows = ["| recipe | data | model | passes | expected, % | begins with | waits for |", "| --- " * 7 + "|"]
-    for name in shipped("recipes"):
+    rows = ["| recipe | data | model | epochs | passes | expected, % | begins with | waits for |", "| --- " * 8 + "|"]
+    for name in shipped("recipe"):
         if name.startswith(f"{folder}/"):
             recipe = load_recipe(name)
-            start = f"`{recipe.init.from_}`" if recipe.init else ""
             cells = (
                 f"`{name}`",
                 recipe.data.name,
                 recipe.model.name,
+                str(recipe.schedule.epochs),
                 f"{passes(recipe):,}",
                 expected(recipe),
-                start,
+                f"`{recipe.init.from_}`" if recipe.init else "",
                 waits(recipe),
             )
             rows.append(f"| {' | '.join(cells)} |")
@@ -53,11 +45,12 @@ def table(folder: str) -> str:
 
 
 def expected(recipe: Recipe) -> str:
-    """Accuracies in per cent, then hours or minutes."""
+    """Accuracies in per cent, then hours or minutes, then what must be known to compare with them."""
     times = {"minutes": "min", "hours": "h"}
     numbers = {key: value for key, value in recipe.expect.items() if isinstance(value, int | float)}
     shares = [f"{key} {100 * value:.4g}" for key, value in numbers.items() if key not in times]
-    return ", ".join(shares + [f"{numbers[key]:g} {unit}" for key, unit in times.items() if key in numbers])
+    shares += [f"{numbers[key]:g} {unit}" for key, unit in times.items() if key in numbers]
+    return ", ".join(shares) + (f" ({recipe.expect['note']})" if "note" in recipe.expect else "")
 
 
 def waits(recipe: Recipe) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from bastion.acceleration import Accelerated
 from bastion.data.arrays import ArraySplit
 from bastion.models import Backbone, Classifier
-from bastion.types import Batch, DataSet
+from bastion.threat import Threat
+from bastion.types import Attack, Batch, DataSet
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,16 @@ def unaccelerated(model: nn.Module, batch_size: int) -> Accelerated:
 
 
 MakeLinear = Callable[..., tuple[Linear, Batch]]
+
+
+class AttackBy(Attack):
+    """A function as an attack."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Any:
+        return self.function(model, batch, threat, seed=seed)
 
 
 @pytest.fixture

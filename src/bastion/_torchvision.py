@@ -5,7 +5,7 @@ Python half still registers gradients and shape rules for two of them (`nms`, `q
 fails with `operator torchvision::nms does not exist`. bastion uses no detection operator, so declaring
 the two schemas is enough. Where torchvision loads by itself this module changes nothing.
 
-Import it before timm or torchvision: `import bastion._torchvision  # noqa: F401`.
+The packages whose modules import timm or torchvision (`data`, `models`, `training`) import it first.
 """
 
 from __future__ import annotations

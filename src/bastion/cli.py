@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bastion.costs import UTILISATION
 from bastion.errors import BastionError, Interrupted, did_you_mean
 from bastion.progress import console as stderr
 
@@ -114,22 +113,15 @@ def report(
 def show(
     target: Annotated[str, typer.Argument(help="A recipe, a run, a model folder, or a model's name.")],
     change: Changes = None,
-    on: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DEVICE[:NUMBER]",
-            help="Plan a recipe for a100, h100, tpuv3 or tpuv4 (cores), such as a100:8; cpu tries this machine.",
-        ),
-    ] = None,
-    utilisation: Annotated[float, typer.Option(help="The share of the devices' peak that the plan counts on.")] = (
-        UTILISATION
-    ),
+    timed: Annotated[
+        bool,
+        typer.Option("--time", help="Try a recipe's first steps, and tell how long the run takes here."),
+    ] = False,
 ) -> None:
     """Show a resolved recipe and what it costs, or a model's parameters, multiply-accumulates and blocks."""
     from bastion import show as display
 
-    text = display.describe(target, tuple(change or ()), tuple(on or ()), utilisation)
-    stdout.print(text, soft_wrap=True, markup=False)
+    stdout.print(display.describe(target, tuple(change or ()), timed=timed), soft_wrap=True, markup=False)
 
 
 @app.command("list")
@@ -174,14 +166,14 @@ def import_(
     ] = None,
 ) -> None:
     """Bring a published checkpoint into bastion's format: every tensor is used, or named in the error."""
-    from bastion.models import checkpoint, foreign
-    from bastion.recipe import parse_changes
+    from bastion.models import checkpoint, import_checkpoint
+    from bastion.recipe_files import parse_changes
 
     folder = output or Path("imported") / file.name.partition(".")[0]
     if (folder / checkpoint.CARD).exists():
         raise BastionError(f"import: {folder} has a model already; give another folder with -o")
-    stats = foreign.parse_stats(normalize) if normalize and "/" in normalize else normalize
-    done = foreign.import_file(file, {"name": model, **parse_changes(change or ())}, ema=ema, normalize=stats)
+    stats = import_checkpoint.parse_stats(normalize) if normalize and "/" in normalize else normalize
+    done = import_checkpoint.import_file(file, {"name": model, **parse_changes(change or ())}, ema=ema, normalize=stats)
     checkpoint.save(done.model, folder, done.about(file))
     stdout.print(
         f"{done}\nimported: {folder}\nnext: bastion measure {folder} --suite demo", soft_wrap=True, markup=False
@@ -232,7 +224,7 @@ def warnings_in_yellow(tables: str) -> Text:
 
 def parse_data(text: str) -> dict[str, Any]:
     """`imagefolder:root=/data,size=160` as a spec."""
-    from bastion.recipe import read
+    from bastion.recipe_yaml import read_value
 
     name, _, rest = text.partition(":")
     spec: dict[str, Any] = {"name": name}
@@ -240,7 +232,7 @@ def parse_data(text: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise BastionError(f"--data {text}: expected NAME:key=value,key=value, got '{pair}'")
-        spec[key] = read(f"value: {value}", f"--data {text}")["value"]
+        spec[key] = read_value(value, f"--data {text}")
     return spec
 
 

@@ -1,4 +1,4 @@
-"""What a run costs: floating-point operations, and hours on devices of a named kind. No torch.
+"""What a recipe's run takes, told before it starts: images, passes of each through the model, operations.
 
 A multiply-accumulate is two operations. A forward pass on an image is one unit of 2·MACs; so is the gradient of its
 activations, and so is the gradient of the weights. A pass for the input's gradient thus costs 2, a training pass 3.
@@ -6,93 +6,245 @@ activations, and so is the gradient of the weights. A pass for the input's gradi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
 
-from bastion.errors import BastionError, did_you_mean
+import torch
+from torch import Tensor, nn
 
-UTILISATION = 0.3  # of a device's peak; `docs/costs.md` has what the papers' own runs reached
-THIS_MACHINE = "cpu"
-CONVENTION = (
-    "a multiply-accumulate is 2 FLOP; a forward pass counts 1, one for the input's gradient 2, a training pass 3"
-)
+from bastion import rng
+from bastion.acceleration import for_training
+from bastion.attacks import attacks
+from bastion.attacks.judge import judge
+from bastion.data import datasets
+from bastion.data.known import FACTS, outline
+from bastion.data.loader import batch_layout
+from bastion.data.pool import Pool
+from bastion.errors import BastionError
+from bastion.forward import predict
+from bastion.models import Classifier, checkpoint, complexity, models
+from bastion.models.load import best_device
+from bastion.progress import bar
+from bastion.recipe import Recipe, Spec
+from bastion.registry import Registry
+from bastion.run import Run
+from bastion.training.build import build_model, build_objective, set_up_objective, validation_threat
+from bastion.training.distributed import Processes
+from bastion.training.objectives import objectives
+from bastion.training.selection import limited
+from bastion.training.trainer import Trainer
+from bastion.types import Batch, DataSet, TrainingContext
+
+IMAGES = 4  # of the stand-in's batch
+CERTAIN = 20.0  # the lead of the stand-in's right logit: no attack takes it, so all of them spend their whole budget
 
 
-@dataclass(frozen=True)
-class Device:
-    """Peaks in TFLOP/s, as its maker states them for dense products."""
+@dataclass
+class Passes:
+    """What one image takes."""
 
-    label: str
-    bf16: float
-    fp32: float | None = None  # None: it multiplies in bf16 only
+    forward: float = 0.0
+    backward: float = 0.0  # through the activations, whatever the gradient is for
+    weights: float = 0.0  # those of them that make the gradients of the weights too
 
-    def peak(self, precision: str) -> tuple[float, str]:
-        """In this precision or, where the device has no units for it, in bf16; and which of the two it is."""
-        return (self.fp32, "fp32") if precision == "fp32" and self.fp32 else (self.bf16, "bf16")
+    @property
+    def units(self) -> float:
+        """In forward passes: the gradient of the activations costs as much as one, and so does that of the weights."""
+        return self.forward + self.backward + self.weights
 
-
-DEVICES = {
-    "a100": Device("A100", 312, 19.5),
-    "h100": Device("H100 SXM", 989, 67),
-    "tpuv3": Device("TPUv3 core", 123 / 2),  # a chip has two cores
-    "tpuv4": Device("TPUv4 core", 275 / 2),
-}
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """So many devices of one kind."""
-
-    device: Device
-    count: int = 1
+    def plus(self, other: Passes, times: float = 1.0) -> Passes:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Passes(*(own + times * more for own, more in pairs))
 
     def __str__(self) -> str:
-        return f"{self.count} × {self.device.label}"
-
-    def hours(self, flops: float, precision: str, utilisation: float = UTILISATION) -> float:
-        """At a constant share of the peak: more devices take proportionally less time."""
-        return flops / (self.device.peak(precision)[0] * 1e12 * self.count * utilisation) / 3600
-
-
-USUAL = (
-    Fleet(DEVICES["a100"]),
-    Fleet(DEVICES["a100"], 8),
-    Fleet(DEVICES["h100"], 8),
-    Fleet(DEVICES["tpuv4"], 64),
-)
+        ways = {
+            "forward": self.forward,
+            "backward to the input": self.backward - self.weights,
+            "backward to the weights": self.weights,
+        }
+        return ", ".join(f"{count:.4g} {way}" for way, count in ways.items() if count)
 
 
-def fleet(text: str) -> Fleet:
-    """Of `a100` or `a100:8`."""
-    name, colon, count = text.lower().partition(":")
-    if name == THIS_MACHINE:
-        raise BastionError(f"--on {text}: {THIS_MACHINE} is this machine as it is; leave the number out")
-    if name not in DEVICES:
-        raise BastionError(f"--on {text}: unknown device '{name}'{did_you_mean(name, [*DEVICES, THIS_MACHINE])}")
-    if colon and not (count.isdecimal() and int(count) > 0):
-        raise BastionError(f"--on {text}: expected NAME:NUMBER such as {name}:8, got '{count}' for the number")
-    return Fleet(DEVICES[name], int(count or 1))
+@dataclass(frozen=True)
+class RunPlan:
+    """What can be told of a run. None and 0: something for it is not here, and `notes` say what."""
+
+    data: DataSet | None
+    outlined: bool  # the data set is known, but its files are not here
+    model: Classifier | None
+    macs: int
+    training: Passes  # of an image, once an epoch
+    validation: Passes
+    images: int  # that are trained on, in all epochs
+    validated: int
+    notes: list[str]
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.macs * (self.training.units * self.images + self.validation.units * self.validated)
+
+    def hours(self, images_per_second: float) -> float:
+        """At this speed of training; validation at the same operations a second."""
+        validated = self.validated * self.validation.units / self.training.units
+        return (self.images + validated) / images_per_second / 3600
 
 
-def check_utilisation(share: float) -> float:
-    if not 0 < share <= 1:
-        raise BastionError(f"--utilisation {share:g}: expected a share of the peak above 0 and at most 1, such as 0.3")
-    return share
+def plan_run(recipe: Recipe) -> RunPlan:
+    """Neither data nor model need be here."""
+    notes = _check(recipe)
+    data, lacking = _data(recipe.data, "data")
+    if lacking:
+        notes.setdefault("data", lacking)
+    extra = []
+    for number, each in enumerate(recipe.extra):
+        found, why = _data(each.data, f"extra.{number}.data")
+        extra += [(found.train, each.share)] if found else []
+        if why:
+            notes[f"extra.{number}"] = why if found else f"{why}; without these extra images"
+    model = build_model(recipe, data) if data and "model" not in notes else None
+    there = "objective" not in notes
+    images = validated = 0
+    if data:
+        epochs, settings = recipe.schedule.epochs, recipe.validate_
+        pool = Pool(limited(data.train, recipe.train_limit), extra)
+        images = batch_layout(pool, recipe.batch, recipe.augment.repeats).steps * recipe.batch * epochs
+        seen = len(limited(data.val, settings.limit)) + len(limited(data.train, settings.train))
+        validated = seen * -(-epochs // settings.every)  # the last epoch always counts
+    return RunPlan(
+        data=data,
+        outlined=bool(lacking),
+        model=model,
+        macs=complexity.macs(model) if model else 0,
+        training=training_passes(recipe, data) if there else Passes(),
+        validation=validation_passes(recipe, data) if there else Passes(),
+        images=images,
+        validated=validated,
+        notes=list(notes.values()),
+    )
 
 
-def flops(macs: float, units: float, images: float) -> float:
-    """Of `images` images, each of which takes `units` times a forward pass of so many multiply-accumulates."""
-    return 2.0 * macs * units * images
+def _check(recipe: Recipe) -> dict[str, str]:
+    """What is announced but not there, by its place in the recipe. All else is checked."""
+    named: dict[str, tuple[Registry[Any], Spec]] = {
+        "data": (datasets, recipe.data),
+        "model": (models, recipe.model),
+        "objective": (objectives, recipe.objective),
+    }
+    waiting = {}
+    for path, (registry, spec) in named.items():
+        if registry.awaits(spec.name):
+            waiting[path] = f"{path}: the {registry.kind} '{spec.name}' is not available yet"
+        else:
+            registry.check(spec.plain(), path)
+    if not waiting:
+        build_objective(recipe)
+    return waiting
 
 
-def scientific(number: float) -> str:
-    """6.8e18, as people write it."""
-    mantissa, exponent = f"{number:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+def _data(spec: Spec, path: str) -> tuple[DataSet | None, str]:
+    """The data set, or its outline if that is known; and why it is not here, if it is not."""
+    try:
+        return datasets.build(spec.plain(), path), ""
+    except BastionError as error:
+        return (outline(spec.plain()) if spec.name in FACTS else None), str(error)
 
 
-def duration(hours: float) -> str:
-    """In the unit that suits it."""
-    for unit, length in (("h", 1.0), ("min", 1 / 60)):
-        if hours >= length:
-            return f"{hours / length:,.1f} {unit}"
-    return f"{hours * 3600:.3g} s"
+def training_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
+    """Of one image, once, on average over the run: counted on a small stand-in, so that any plug-in is right.
+
+    What only the log needs is left out.
+    """
+    prepare, loss = step_passes(recipe, data)
+    perturb = recipe.optimizer.perturb  # SAM and AWP take the loss a second time, from some epoch on
+    twice = max(0.0, 1 - perturb.after / recipe.schedule.epochs) if perturb else 0.0
+    return prepare.plus(loss, times=1 + twice)
+
+
+def step_passes(recipe: Recipe, data: DataSet | None = None) -> tuple[Passes, Passes]:
+    """To prepare an image, and to take its loss once and go back."""
+    data = data or outline({"name": "cifar10"})
+    model, batch = stand_in(data)
+    objective = objectives.build(recipe.objective.plain(), "objective")
+    set_up_objective(objective, TrainingContext(model, data, recipe))
+    model.train()
+    with counted(model) as prepare:
+        prepared = objective.prepare(model, batch, progress=recipe.schedule.epochs / 2, seed=0)
+    with counted(model) as loss:
+        objective.loss(model, prepared).total.backward()  # type: ignore[no-untyped-call]
+    return prepare, loss
+
+
+def validation_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
+    """Of a held-out image, once, if the attack does not fool the model on it."""
+    model, batch = stand_in(data or outline({"name": "cifar10"}))
+    spec = recipe.validate_.attack
+    with counted(model.eval()) as passes, for_training(model) as attacked:
+        if spec is None:
+            predict(model, batch)
+        else:
+            threat = validation_threat(recipe, objectives.build(recipe.objective.plain(), "objective"))
+            judge(attacked, batch, attacks.build(spec.plain(), "validate.attack"), threat, seed=0)
+    return passes
+
+
+def stand_in(data: DataSet) -> tuple[Classifier, Batch]:
+    """A tiny ViT for the images of this data set, and some that it gets right by a wide margin."""
+    channels, classes = data.shape[0], len(data.classes)
+    spec = {"name": "vit/micro", "num_classes": classes, "in_chans": channels, "patch_size": 8}
+    small = {"embed_dim": 16, "depth": 2, "num_heads": 2}
+    model = checkpoint.build(
+        spec | small, mean=(0.5,) * channels, std=(0.25,) * channels, shape=data.shape, resize="bilinear"
+    )
+    network: Any = model.network
+    network.mark = nn.Parameter(torch.zeros(()))  # what `counted` sees the gradients of the weights by
+    with torch.no_grad():
+        network.head.bias[0] = CERTAIN
+    index = torch.arange(IMAGES)
+    return model, Batch(index, rng.uniform(0, index, "stand-in", data.shape), torch.zeros_like(index))
+
+
+@contextmanager
+def counted(model: Classifier) -> Iterator[Passes]:
+    """The passes that are made inside, per image of the stand-in's batch."""
+    passes = Passes()
+
+    def add(way: str, share: float) -> None:
+        setattr(passes, way, getattr(passes, way) + share)
+
+    def count(network: Any, inputs: tuple[Tensor]) -> Tensor:
+        share = len(inputs[0]) / IMAGES
+        weights: Tensor = network.mark * 1  # this pass's own; the gradient of `mark` itself is a sum over passes
+        x = inputs[0] + weights
+        add("forward", share)
+        for tensor, way in ((x, "backward"), (weights, "weights")):
+            if tensor.requires_grad:  # called if its gradient is asked for
+                tensor.register_hook(lambda _, way=way: add(way, share))  # type: ignore[no-untyped-call]
+        return x
+
+    handle = model.network.register_forward_pre_hook(count)
+    try:
+        yield passes
+    finally:
+        handle.remove()
+
+
+def images_per_second(recipe: Recipe, seconds: float = 10.0) -> float:
+    """On this machine, as the training loop goes, loading and augmentation included. Nothing is written."""
+    with tempfile.TemporaryDirectory() as folder, bar("timing training steps", None):
+        trainer = Trainer(recipe, Run(Path(folder)), Processes(device=best_device()))
+        marks = [time.monotonic()]
+        for batch in trainer.batches():
+            trainer.train_step(batch)
+            trainer.step += 1
+            marks.append(time.monotonic())
+            if len(marks) > 2 and marks[-1] - marks[0] > seconds:
+                break
+    times = [after - before for before, after in pairwise(marks)]
+    return recipe.batch / median(times[1:] or times)  # the first step warms up

@@ -1,14 +1,12 @@
-"""Recipes: YAML that says all of a run. Data only, checked, hashable, mended by `--set`. No torch."""
+"""Recipes: all that decides a run, as data: checked and hashed, without torch."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,12 +19,9 @@ from pydantic import (
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
+from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
 
-SHIPPED = Path(__file__).parent / "recipes"
-
-
-ONE_FORM = {"optimizer", "schedule"}  # sections whose keys are the same whatever their name
-IDLE = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
+NON_HASHED = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -74,7 +69,7 @@ class Augment(Section):
     ratio: Range = (0.75, 4 / 3)
     hflip: Share = 0.5
     color_jitter: float = Field(0.0, ge=0)
-    auto_augment: str | None = None  # a timm policy such as rand-m9-mstd0.5-inc1; switches color_jitter off
+    auto_augment: str | None = None  # cifar10, or a timm policy such as rand-m9-mstd0.5-inc1; no color_jitter beside it
     erasing: Share = 0.0
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
@@ -158,7 +153,7 @@ class Schedule(Section):
     momentum_range: tuple[Decay, Decay] = (0.85, 0.95)
 
     @model_validator(mode="after")
-    def _room_in_the_middle(self) -> Schedule:
+    def _check_epochs(self) -> Schedule:
         if self.warmup_epochs + self.cooldown_epochs >= self.epochs:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs:g}) and cooldown_epochs ({self.cooldown_epochs:g}) must be less "
@@ -170,12 +165,12 @@ class Schedule(Section):
 
 
 class Validate(Section):
-    """What is looked at after each epoch, on images held out of training, and which epoch's model is kept."""
+    """What is measured after each epoch, on images held out of training, and which epoch's model is kept."""
 
     every: int = Field(1, ge=1)  # epochs
-    when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and looked at after training
+    when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and measured after training
     limit: int | None = Field(None, ge=1)
-    train: int = Field(0, ge=0)  # so many training images are looked at too: robust over-fitting shows in the gap
+    train: int = Field(0, ge=0)  # so many training images are measured too: robust over-fitting shows in the gap
     attack: Spec | None = None  # with the objective's threat, or the one given here
     threat: dict[str, Any] | None = None
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
@@ -214,13 +209,13 @@ class Recipe(Section):
     workers: int = Field(0, ge=0)  # data loading processes
 
     @model_validator(mode="after")
-    def _even_parts(self) -> Recipe:
+    def _check_parts(self) -> Recipe:
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate: {self.batch} images cannot be cut into {self.accumulate} equal parts")
         return self
 
     @model_validator(mode="after")
-    def _rate_falls(self) -> Recipe:
+    def _check_rates(self) -> Recipe:
         peak, least = self.optimizer.peak(self.batch), self.schedule.min_lr
         if self.schedule.name == "cosine" and least > peak:
             raise ValueError(f"schedule.min_lr: {least:g} is above the highest rate, {peak:g}; make it smaller")
@@ -229,44 +224,38 @@ class Recipe(Section):
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
-    def substance(self) -> dict[str, Any]:
-        """What decides the weights; two recipes with the same substance are the same run."""
-        return {key: value for key, value in self.resolved().items() if key not in IDLE}
+    def hashed_fields(self) -> dict[str, Any]:
+        """What decides the weights: two recipes that agree in it are the same run."""
+        return {key: value for key, value in self.resolved().items() if key not in NON_HASHED}
 
     def hash(self) -> str:
         """Of what differs from the defaults: a key that bastion learns later changes no hash of before."""
-        return storage.fingerprint(self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=IDLE))
+        changed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=NON_HASHED)
+        return storage.fingerprint(changed)
 
 
 S = TypeVar("S", bound=BaseModel)
 
 
-def load_recipe(name: str | Path, changes: Mapping[str, Any] | Iterable[str] | str = ()) -> Recipe:
+def load_recipe(name: str | Path, changes: Changes = ()) -> Recipe:
     """A recipe by its shipped name (`tiny/demo-robust`) or file, with `a.b=c` changes on top."""
-    return load_yaml(Recipe, name, "", lambda content: merge(content, parse_changes(changes)))
+    return load_yaml(Recipe, "recipe", name, lambda content: merge(content, parse_changes(changes, Recipe), Recipe))
 
 
-def shipped(kind: Literal["recipes", "suites"]) -> list[str]:
-    """Names of what comes with the package."""
-    names = [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in sorted(SHIPPED.rglob("*.yaml"))]
-    suites = [name.removeprefix("suites/") for name in names if name.startswith("suites/")]
-    recipes = [name for name in names if not name.startswith(("suites/", "base/"))]
-    return suites if kind == "suites" else recipes
-
-
-def dump(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
-
-
-def read(content: str, where: str) -> dict[str, Any]:
-    """Parse YAML in which `8/255` and `1e-3` are numbers and a key given twice is an error."""
+def load_yaml(
+    schema: type[S],
+    kind: Kind,
+    name: str | Path | Mapping[str, Any],
+    change: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> S:
+    """What is shipped by this name, a file or a mapping says, with what it extends, changed and checked."""
+    files = Files(kind, schema)
+    content = files.extended(name, Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
     try:
-        parsed = yaml.load(content, _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise BastionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(parsed, dict):
-        raise BastionError(f"{where}: expected keys and values, got {type(parsed).__name__}")
-    return parsed
+        return schema.model_validate(change(content))
+    except ValidationError as error:
+        where = kind if isinstance(name, Mapping) else name
+        raise BastionError(f"{where}: {_explain(schema, error)}") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
@@ -279,101 +268,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
         elif before != after:
             lines.append(f"{path}{key}: {before!r} -> {after!r}")
     return lines
-
-
-def load_yaml(
-    schema: type[S],
-    name: str | Path | Mapping[str, Any],
-    folder: str,
-    change: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-) -> S:
-    """What a shipped file of this folder, a file or a mapping says, with what it extends, changed and checked."""
-    if isinstance(name, Mapping):
-        where = schema.__name__.lower()
-        content = _with_parents(name, Path(where), folder, ())
-    else:
-        where = str(name)
-        content = _read_with_parents(_find(where, folder, None), folder, ())
-    try:
-        return schema.model_validate(change(content))
-    except ValidationError as error:
-        raise BastionError(f"{where}: {_explain(schema, error)}") from error
-
-
-def _find(name: str, folder: str, beside: Path | None) -> Path:
-    for path in (SHIPPED / f"{folder}{name}.yaml", *([beside / name] if beside else []), Path(name)):
-        if path.suffix in (".yaml", ".yml") and path.is_file():
-            return path
-    known = shipped("suites" if folder else "recipes")
-    kind = "suite" if folder else "recipe"
-    raise BastionError(f"no {kind} '{name}': neither shipped with bastion nor a .yaml file{did_you_mean(name, known)}")
-
-
-def _read_with_parents(path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if path in seen:
-        raise BastionError(f"{path}: `extends` goes round in a circle: {' -> '.join(p.stem for p in (*seen, path))}")
-    try:
-        content = read(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BastionError(f"{path}: cannot be read: {error}") from error
-    return _with_parents(content, path, folder, seen)
-
-
-def _with_parents(content: Mapping[str, Any], path: Path, folder: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's content on top of what it extends."""
-    content = dict(content)
-    parents = content.pop("extends", [])
-    result: dict[str, Any] = {}
-    parents = [parents] if isinstance(parents, str) else parents
-    if not isinstance(parents, list):
-        raise BastionError(f"{path}: extends: expected the name of a recipe or a list of them, got {parents!r}")
-    for parent in parents:
-        result = merge(result, _read_with_parents(_find(str(parent), folder, path.parent), folder, (*seen, path)))
-    for own in ("about", "expect"):  # what is said of a parent is not true of its child
-        result.pop(own, None)
-    return merge(result, content)
-
-
-def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`new` over `old`, key by key. A plug-in with another name replaces the old one with all its parameters."""
-    result = dict(old)
-    for key, value in new.items():
-        before = result.get(key)
-        short = isinstance(before, str) and key != "normalize"  # whose words are no plug-ins
-        if short and isinstance(value, Mapping) and value and "name" not in value:
-            before = {"name": before}  # the short form of a plug-in, given a parameter
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = merge(before, value) if key in ONE_FORM or _same_plugin(before, value) else value
-        result[key] = value
-    return result
-
-
-def _same_plugin(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return bool(new.get("name", old.get("name")) == old.get("name"))
-
-
-def parse_changes(changes: Mapping[str, Any] | Iterable[str] | str) -> dict[str, Any]:
-    """`["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` as nested keys."""
-    result: dict[str, Any] = {}
-    for change in [changes] if isinstance(changes, str) else changes:
-        if isinstance(changes, Mapping):
-            path, value = change, changes[change]
-        else:
-            path, equals, text = change.partition("=")
-            if not equals:
-                raise BastionError(f"--set {change}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
-            value = read(f"value: {text}", f"--set {change}")["value"]
-        if not all(path.split(".")):
-            raise BastionError(f"--set {change}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
-        result = merge(result, nested(path, value))
-    return result
-
-
-def nested(path: str, value: Any) -> dict[str, Any]:
-    """`a.b` and 1 as {"a": {"b": 1}}."""
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    return dict(value)
 
 
 def _explain(schema: type[BaseModel], error: ValidationError) -> str:
@@ -407,35 +301,3 @@ def _sections(hint: Any) -> Iterator[type[BaseModel]]:
         yield hint
     for inner in get_args(hint):
         yield from _sections(inner)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as one expects it: 1.1 reads `1e-3` as a string, `on` and `no` as booleans, and knows no fractions."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    over, _, under = node.value.partition("/")
-    if float(under) == 0:
-        raise yaml.constructor.ConstructorError(None, None, f"{node.value} divides by zero", node.start_mark)
-    return float(over) / float(under)
-
-
-_BOOLEAN = "tag:yaml.org,2002:bool"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag != _BOOLEAN]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_BOOLEAN, re.compile(r"^(?:[tT]rue|[fF]alse)$"), list("tTfF"))
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_Loader.add_constructor("!fraction", _fraction)
-_Loader.add_implicit_resolver("!fraction", re.compile(rf"^{_NUMBER}\s*/\s*{_NUMBER}$"), list("-+.0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)

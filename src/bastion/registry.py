@@ -19,23 +19,18 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import pkgutil
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-import numpy as np
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import core_schema
+from pydantic import PlainValidator, WithJsonSchema
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.settings import SettingsError, arguments_schema, check_arguments
+from bastion.settings import SettingsError, arguments_schema, built_from_specs, check_arguments
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +52,8 @@ class Registry(Generic[T]):
         self._discovered = False
         self._product = product
         _registries.append(self)
-        _let_pydantic_build(product, self)
+        # A setting of this type may be given as a spec, which is then built.
+        built_from_specs[product] = Annotated[Any, PlainValidator(self._accept), WithJsonSchema({PRODUCT: kind})]
 
     def register(self, name: str) -> Callable[[F], F]:
         """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
@@ -94,10 +90,10 @@ class Registry(Generic[T]):
         family, _, rest = name.partition("/")
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
+        message = f"unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}"
         if self.awaits(name):
-            raise SettingsError(path or self.kind, ["name"], f"the {self.kind} '{name}' is not available yet")
-        near = did_you_mean(name, self._factories)
-        raise SettingsError(path or self.kind, ["name"], f"unknown {self.kind} '{name}'{near}")
+            message = f"the {self.kind} '{name}' is not available yet"
+        raise SettingsError(path, ["name"], message) if path else BastionError(message)
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""
@@ -152,7 +148,7 @@ class Registry(Generic[T]):
     def _accept(self, value: Any) -> T:
         """For a setting that takes one of these: a thing that was made already, or the spec of one."""
         if isinstance(value, str | Mapping):
-            return self.build(value)
+            return self.build(value, self.kind)
         if not isinstance(value, self._product):
             raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {value!r}")
         made: T = value
@@ -168,19 +164,6 @@ class Registry(Generic[T]):
         room = self.package.rpartition(".")[2]
         for path in plugin_files(room):
             _import_file(path, f"bastion_plugins.{room}.{path.stem}")
-
-
-def _let_pydantic_build(product: type, registry: Registry[Any]) -> None:
-    """A setting whose type is the product is built from a spec, wherever pydantic meets it."""
-
-    def schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        if source is not product:  # a subclass is checked as what it is
-            return handler(source)
-        accept = core_schema.no_info_plain_validator_function(registry._accept)
-        accept["metadata"] = {"pydantic_js_functions": [lambda *_: {PRODUCT: registry.kind}]}
-        return accept
-
-    product.__get_pydantic_core_schema__ = classmethod(schema)  # type: ignore[attr-defined]
 
 
 def plugin_files(room: str = "*") -> list[Path]:
@@ -261,49 +244,3 @@ def first_line(factory: Callable[..., Any]) -> str:
 def _named(factory: Callable[..., Any]) -> set[str]:
     parameters = inspect.signature(factory).parameters
     return {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-
-
-def check_fields(settings: Any, where: str) -> None:
-    """For a dataclass made in Python: fields that take numbers, or one of a few words, have what they take."""
-    for name, hint in _hints(type(settings)).items():
-        value = getattr(settings, name)
-        literals = [option for option in _options(hint) if typing.get_origin(option) is typing.Literal]
-        words = [word for literal in literals for word in typing.get_args(literal)]
-        if len(literals) == len(_options(hint)) and value not in words:
-            raise BastionError(f"{where}.{name}: unknown {name} '{value}'{did_you_mean(str(value), words)}")
-        _check_plain(hint, value, f"{where}.{name}")
-
-
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
-
-
-def _check_plain(hint: Any, value: Any, path: str) -> None:
-    """Numbers, yes and no are what they are: no text is read as one of them."""
-    options = _options(hint)
-    if PLAIN.keys() >= set(options) and not any(_is_a(option, value) for option in options):
-        raise BastionError(f"{path}: expected {' or '.join(PLAIN[option] for option in options)}, got {value!r}")
-
-
-def _is_a(kind: type, value: Any) -> bool:
-    """A yes or no is no number, and neither is NaN or infinity."""
-    if kind not in (int, float):
-        return isinstance(value, kind)
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int | np.integer):
-        return True
-    return kind is float and isinstance(value, float | np.floating) and math.isfinite(value)
-
-
-def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    inner = factory.func if isinstance(factory, functools.partial) else factory
-    if dataclasses.is_dataclass(inner):
-        return typing.get_type_hints(inner)  # a field's type may be known only where its class is defined
-    return typing.get_type_hints(inner.__init__ if inspect.isclass(inner) else inner)
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type itself."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)

@@ -1,7 +1,7 @@
 """The run directory: what a training or a measuring left behind, in files that outlive a crash. No torch.
 
 recipe.yaml          the resolved recipe (training only)
-provenance.json      versions, machine, command, seed
+provenance.json      the run's id, versions, machine, command, seed
 log.jsonl            one line per logged step and per epoch
 tensorboard/         the same numbers for TensorBoard
 checkpoints/         training state, the last few
@@ -9,6 +9,9 @@ model/               weights and card
 epochs/              models of single epochs, where they are compared after training
 facts/               one folder per probe, one file per block of examples
 measurements/        which probes make up a measured suite
+
+Recipe and log carry checksums that the run's id is part of, so that neither damage nor a file of another run goes
+unnoticed. Runs from before there were ids are read as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -28,11 +32,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bastion import recipe as recipes
-from bastion import storage
+from bastion import recipe_yaml, storage
 from bastion.errors import BastionError
-from bastion.recipe import Recipe
+from bastion.recipe import Recipe, differences
 
+RECIPE = "recipe.yaml"
+PROVENANCE = "provenance.json"
+SEAL = "# run "  # begins the last line of a recipe
 _PACKAGES = ("bastion", "torch", "torchvision", "timm", "numpy")
 
 
@@ -77,25 +83,35 @@ class Run:
     def log_file(self) -> Path:
         return self.folder / "log.jsonl"
 
+    def id(self) -> str | None:
+        """Random, and so this run's alone; None: it is from before there were ids, or not there yet."""
+        return self.provenance().get("id") if self.exists() else None
+
+    def exists(self) -> bool:
+        return (self.folder / PROVENANCE).is_file()
+
     def recipe(self) -> dict[str, Any] | None:
         """The resolved recipe, or None where nothing was trained."""
-        path = self.folder / "recipe.yaml"
+        path = self.folder / RECIPE
         try:
-            return recipes.read(path.read_text(), str(path)) if path.is_file() else None
+            text = path.read_text() if path.is_file() else None
         except (OSError, UnicodeDecodeError) as error:
             raise BastionError(f"{path}: cannot be read: {error}") from error
+        if text is None:
+            return None
+        run_id = self.id()
+        if run_id and text != _sealed(text.rpartition(SEAL)[0], run_id):
+            raise BastionError(f"{path}: damaged, edited or of another run: its checksum does not match; restore it")
+        return recipe_yaml.read(text, str(path))
 
     def provenance(self) -> dict[str, Any]:
-        content = storage.read_json(self.folder / "provenance.json")
-        if not isinstance(content, dict):
-            raise BastionError(f"{self.folder}/provenance.json: expected an object; restore or remove it")
-        return content
+        return storage.read_json(self.folder / PROVENANCE)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one line. A line cut off by a crash is skipped by `history`."""
+        """Append one line. One that a crash cuts off is skipped by `history`."""
         try:
             with self.log_file.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(_log_line(record, self.id()))
         except OSError as error:
             raise storage.disk_error(self.log_file, error) from error
 
@@ -105,7 +121,10 @@ class Run:
         import fcntl  # not on every system, and only training needs it
 
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             file = (self.folder / ".lock").open("w")
+        except FileExistsError:
+            raise BastionError(f"{self.folder}: is a file; give a folder for the run") from None
         except OSError as error:
             raise storage.disk_error(self.folder / ".lock", error) from error
         with file:
@@ -121,25 +140,76 @@ class Run:
             yield
 
     def history(self) -> list[dict[str, Any]]:
-        """All whole lines of the log."""
-        if not self.log_file.is_file():
+        """All records of the log."""
+        try:
+            *lines, last = self.log_file.read_text(errors="replace").split("\n")
+        except FileNotFoundError:
             return []
-        records = []
-        for line in self.log_file.read_text(errors="replace").splitlines():
-            with suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
-        return [record for record in records if isinstance(record, dict) and {"kind", "step"} <= record.keys()]
+        except OSError as error:
+            raise BastionError(f"{self.log_file}: cannot be read: {error.strerror or error}") from error
+        run_id = self.id()
+        if last and _is_whole(last):  # all but its end was written, or its end was damaged
+            lines.append(last)
+        records = [_log_record(line, run_id) for line in lines]
+        if run_id and None in records:
+            raise BastionError(
+                f"{self.log_file}: line {records.index(None) + 1} is damaged, edited or of another run: its checksum "
+                "does not match; restore the file, or remove it to go on without"
+            )
+        return [record for record in records if record is not None and {"kind", "step"} <= record.keys()]
 
     def rewind_log(self, step: int, kind: str | None = None) -> None:
         """Forget what was logged after `step`, or only what is of this kind; it will be logged anew."""
         kept = [each for each in self.history() if each["step"] <= step or kind not in (None, each["kind"])]
-        storage.write_text(self.log_file, "".join(json.dumps(record) + "\n" for record in kept))
+        run_id = self.id()
+        storage.write_text(self.log_file, "".join(_log_line(record, run_id) for record in kept))
+
+    def results(self) -> list[Path]:
+        """What a training left here that another one would overwrite."""
+        folders = (self.model, self.epochs, self.checkpoints)
+        found = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+        return [*found, *([self.log_file] if self.log_file.is_file() and self.log_file.stat().st_size else [])]
+
+
+def _sealed(text: str, run_id: str) -> str:
+    return f"{text}{SEAL}{run_id}, sha256 {storage.sha256(run_id.encode(), text.encode())}\n"
+
+
+def _log_line(record: Mapping[str, Any], run_id: str | None) -> str:
+    checksum = {"checksum": _log_checksum(record, run_id)} if run_id else {}
+    return json.dumps({**record, **checksum}) + "\n"
+
+
+def _log_record(line: str, run_id: str | None) -> dict[str, Any] | None:
+    """None: it is none, or not this run's."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    if run_id and record.pop("checksum", None) != _log_checksum(record, run_id):
+        return None
+    return record
+
+
+def _log_checksum(record: Mapping[str, Any], run_id: str) -> str:
+    return storage.sha256(run_id.encode(), json.dumps(record).encode())[:8]
+
+
+def _is_whole(line: str) -> bool:
+    """Does it begin with all of a record? What a crash cut off does not."""
+    try:
+        json.JSONDecoder().raw_decode(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def open_run(folder: str | Path) -> Run:
     """An existing run."""
     run = Run(Path(folder))
-    if not (run.folder / "provenance.json").is_file():
+    if not run.exists():
         raise BastionError(
             f"{folder}: not a run directory (no provenance.json); make one with `bastion train` or `measure`"
         )
@@ -151,13 +221,34 @@ def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
     run = Run(Path(folder))
     if run.folder.exists() and not run.folder.is_dir():
         raise BastionError(f"{folder}: is a file; give a folder for the run")
-    if (run.folder / "provenance.json").is_file():
+    if run.exists():
         _check_same(run, recipe)
         return run
+    run_id = secrets.token_hex(8)
     if recipe is not None:
-        storage.write_text(run.folder / "recipe.yaml", recipes.dump(recipe.resolved()))
-    storage.write_json(run.folder / "provenance.json", environment(seed))
+        storage.write_text(run.folder / RECIPE, _sealed(recipe_yaml.dump(recipe.resolved()), run_id))
+    storage.write_json(run.folder / PROVENANCE, {"id": run_id, **environment(seed)})
     return run
+
+
+def begin_training(run: Run, recipe: Recipe, *, resume: bool) -> None:
+    """Refuse what would train over an earlier training; otherwise make the run. The caller holds its lock."""
+    results = run.results()
+    if results and not run.exists():
+        raise BastionError(
+            f"{run.folder}: has {results[0].name} but no {PROVENANCE}; restore that file, or use another --run"
+        )
+    create_run(run.folder, recipe.seed, recipe)
+    if results and not resume:
+        raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+    if any(run.checkpoints.glob("step-*.safetensors")):
+        return
+    # Stopped before its first checkpoint, a run has logged some steps at most: it may begin again.
+    if results not in ([], [run.log_file]) or any(record["kind"] == "epoch" for record in run.history()):
+        raise BastionError(
+            f"{run.folder}: its checkpoints are lost, and without one it would start over; restore one, or use "
+            "another --run"
+        )
 
 
 def _check_same(run: Run, recipe: Recipe | None) -> None:
@@ -175,7 +266,7 @@ def _check_same(run: Run, recipe: Recipe | None) -> None:
             f"{run.folder}/recipe.yaml: not a recipe that this version reads; use another --run"
         ) from error
     if old.hash() != recipe.hash():
-        changed = "; ".join(recipes.differences(old.substance(), recipe.substance()))
+        changed = "; ".join(differences(old.hashed_fields(), recipe.hashed_fields()))
         raise BastionError(f"{run.folder}: is the run of another recipe ({changed}); use another --run, or that recipe")
 
 

@@ -53,6 +53,9 @@ Probability = Annotated[float, Ge(0), Le(1)]
 Smoothing = Annotated[float, Ge(0), Lt(1)]
 
 
+built_from_specs: dict[type, Any] = {}  # types of plug-ins, and what to check a setting of that type with
+
+
 class SettingsError(BastionError, ValueError):
     """One setting is wrong: which one, and why. A ValueError too, so that pydantic adds where it stands."""
 
@@ -104,7 +107,9 @@ def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: boo
 
 
 def strict(hint: Any) -> Any:
-    """The type with numbers, yes and no taken for what they are, wherever in it they stand."""
+    """The type with numbers, yes and no taken for what they are, and plug-ins built, wherever in it they stand."""
+    if isinstance(hint, type) and hint in built_from_specs:
+        return built_from_specs[hint]
     if hint is int:
         return Annotated[int, BeforeValidator(_whole)]
     if hint is float:
@@ -221,7 +226,8 @@ def explain(
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"
     elif first["type"] == "literal_error":
-        words = [word.strip(" '") for word in first["ctx"]["expected"].replace(" or ", ",").split(",")]
+        expected = [each["ctx"]["expected"] for each in mistakes if each["type"] == "literal_error"]  # of a union, all
+        words = {word.strip(" '") for text in expected for word in text.replace(" or ", ",").split(",")}
         message = f"unknown {keys[-1]} {first['input']!r}{did_you_mean(first['input'], words)}"
     else:
         message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -7,51 +7,41 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bastion.costs import (
-    CONVENTION,
-    THIS_MACHINE,
-    USUAL,
-    UTILISATION,
-    Fleet,
-    check_utilisation,
-    duration,
-    fleet,
-    flops,
-    scientific,
-)
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe import SHIPPED, Recipe, dump, load_recipe, parse_changes, shipped
-from bastion.registry import first_line
-from bastion.suite import load_suite
+from bastion.recipe_files import headlines, is_recipe, parse_changes, shipped
+from bastion.recipe_yaml import dump
 
 if TYPE_CHECKING:
+    from bastion.costs import RunPlan
     from bastion.models import Classifier
-    from bastion.planning import Load
-    from bastion.types import DataSet, Objective
+    from bastion.recipe import Recipe
 
 Rows = Iterator[tuple[str, str]]
+CONVENTION = (
+    "a multiply-accumulate is 2 FLOP; a forward pass counts 1, one for the input's gradient 2, a training pass 3"
+)
 
 
-def describe(
-    target: str, changes: tuple[str, ...] = (), on: tuple[str, ...] = (), utilisation: float = UTILISATION
-) -> str:
+def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False) -> str:
     """A run, a folder with a model, a recipe, or the name of a model family.
 
-    `changes`, and devices that it is to run `on`, are for recipes: where a model has the name too, they tell which.
+    `changes`, and a time on this machine, are for recipes: where a model has the name too, they tell which.
     """
     path = Path(target)
     is_model = target.startswith("zoo/") or path.is_dir()
-    is_recipe = path.suffix in (".yaml", ".yml") or (SHIPPED / f"{target}.yaml").is_file()
-    if is_recipe and (changes or on or not is_model):
-        return _describe_recipe(load_recipe(target, changes), on, check_utilisation(utilisation))
-    if on or (changes and is_model):
-        known = did_you_mean(target, shipped("recipes"))
+    if is_recipe(target) and (changes or timed or not is_model):
+        from bastion.recipe import load_recipe
+
+        return _describe_recipe(load_recipe(target, changes), timed)
+    if timed or (changes and is_model):
+        known = did_you_mean(target, shipped("recipe"))
         raise BastionError(
-            f"show {target}: --on, and --set but for a model's name, are for recipes; this is none{known}"
+            f"show {target}: --time, and --set but for a model's name, are for recipes; this is none{known}"
         )
     if is_model:
         return _describe_folder(target)
     from bastion.models import Classifier, checkpoint, complexity, models
+    from bastion.registry import first_line
 
     try:
         backbone = checkpoint.build_backbone({"name": target, **parse_changes(changes)})
@@ -64,16 +54,17 @@ def describe(
     except (AssertionError, RuntimeError, ValueError) as error:
         size = "×".join(map(str, model.shape))
         raise BastionError(f"show {target}: with these options it does not run on {size}: {error}") from error
-    lines = [_describe_model(model, macs), _attention(model, backbone.attention)]
+    lines = [_describe_model(model, macs), _attention(model)]
     lines += [_row("from", backbone.paper)] if backbone.paper else []
     return "\n".join([*lines, _row("about", first_line(models.factory(target)))])
 
 
-def _attention(model: Classifier, kind: str | None) -> str:
+def _attention(model: Classifier) -> str:
     """As it is seen in a pass: how many maps, over what, and their size."""
     import torch
 
     from bastion.forward import in_mode
+    from bastion.models.model_stats import attention_between
 
     try:
         with torch.no_grad(), in_mode(model, training=False), model.tap("attention") as taps:
@@ -81,8 +72,8 @@ def _attention(model: Classifier, kind: str | None) -> str:
     except BastionError:
         return _row("attention", "none")
     shapes = list(dict.fromkeys("×".join(map(str, each.shape[1:])) for each in taps.attention.values()))
-    what = f"between {kind}: " if kind else ""
-    return _row("attention", f"{what}{len(taps.attention)} maps of heads×queries×keys {', '.join(shapes)}")
+    between = attention_between(model.blocks())
+    return _row("attention", f"between {between}: {len(taps.attention)} maps of heads×queries×keys {', '.join(shapes)}")
 
 
 def _describe_folder(target: str) -> str:
@@ -95,68 +86,56 @@ def _describe_folder(target: str) -> str:
     return f"{_describe_model(model, complexity.macs(model))}\n\n{dump(card)}"
 
 
-def _describe_recipe(recipe: Recipe, on: tuple[str, ...], utilisation: float) -> str:
+def _describe_recipe(recipe: Recipe, timed: bool) -> str:
     """All of it, and what it costs as far as that can be told."""
-    fleets = [None if name.lower() == THIS_MACHINE else fleet(name) for name in on] or [*USUAL]
-    from bastion.planning import load_of, look_ahead, macs_of
+    from bastion.costs import images_per_second, plan_run
 
-    prospect = look_ahead(recipe)
-    load, macs = load_of(prospect), macs_of(prospect)
+    plan = plan_run(recipe)
     lines = [dump(recipe.resolved()), _row("hash", recipe.hash())]
-    lines += [_row("not here", note) for note in prospect.notes]
-    if prospect.data:
-        lines.append(_describe_data(prospect.data, prospect.outlined))
-    if prospect.model:
-        lines.append(_describe_model(prospect.model, macs))
-    if load:
-        lines += _describe_load(load, recipe)
-    if load and prospect.objective and prospect.data and prospect.model:
-        total = load.flops(macs)
-        lines.append(_row("total", f"{scientific(total)} FLOP; {CONVENTION}"))
-        share = f"at {utilisation:g} of the peak; papers' own runs reached 0.01 to 0.04 (docs/costs.md)"
-        lines.append(_row("plan", share if any(fleets) else "at the speed found; loading of images not counted"))
-        for devices in fleets:
-            if devices:
-                lines.append(_on_devices(devices, total, recipe.precision, utilisation))
-            else:
-                step = flops(macs, (load.finding + load.learning).units, 1)
-                lines.append(_on_this_machine(recipe, prospect.objective, prospect.data, step, total))
+    lines += [_row("not here", note) for note in plan.notes]
+    if plan.data:
+        lines.append(_describe_data(plan))
+    if plan.model:
+        lines.append(_describe_model(plan.model, plan.macs))
+    if plan.training.units:
+        each = plan.training
+        lines.append(_row("passes", f"{each}; {each.units:.4g} times a forward pass, for each image"))
+        if plan.images:
+            lines.append(_row("training", f"{plan.images:,} images in {recipe.schedule.epochs} epochs"))
+        if plan.validated:
+            lines.append(_row("validation", f"{plan.validated:,} images; {plan.validation} at most"))
+    if plan.flops:
+        lines.append(_row("total", f"{_scientific(plan.flops)} FLOP; {CONVENTION}"))
+    if timed:
+        if plan.notes:
+            raise BastionError(f"show --time: training cannot be tried here; {plan.notes[0]}")
+        rate = images_per_second(recipe)
+        lines.append(_row("time", f"{_duration(plan.hours(rate))} on this machine, at {rate:.3g} images/s"))
     return "\n".join(lines)
 
 
-def _describe_data(data: DataSet, outlined: bool) -> str:
+def _describe_data(plan: RunPlan) -> str:
     from bastion.data.known import FACTS
 
-    known = ["by what is known of it", FACTS[data.name].about] if outlined else []
+    assert plan.data
+    known = ["by what is known of it", FACTS[plan.data.name].about] if plan.outlined else []
     note = f" ({': '.join(filter(None, known))})" if known else ""
-    return _row("data", f"{data.name}: {len(data.train):,} images to train on, {len(data.val):,} held out{note}")
+    train, val = len(plan.data.train), len(plan.data.val)
+    return _row("data", f"{plan.data.name}: {train:,} images to train on, {val:,} held out{note}")
 
 
-def _describe_load(load: Load, recipe: Recipe) -> list[str]:
-    each = load.training
-    lines = [_row("passes", f"{each}; {each.units:.4g} times a forward pass, for each image")]
-    if load.images:
-        lines.append(_row("training", f"{load.images:,} images in {recipe.schedule.epochs} epochs"))
-    if load.looked:
-        lines.append(_row("validation", f"{load.looked:,} images; {load.looking} at most"))
-    return lines
+def _scientific(number: float) -> str:
+    """6.8e18, as people write it."""
+    mantissa, exponent = f"{number:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
-def _on_devices(devices: Fleet, total: float, precision: str, utilisation: float) -> str:
-    peak, used = devices.device.peak(precision)
-    hours = devices.hours(total, precision, utilisation)
-    return _row("", f"{devices!s:<18}{duration(hours):>10}   {peak:g} TFLOP/s {used} each")
-
-
-def _on_this_machine(recipe: Recipe, objective: Objective, data: DataSet, step: float, total: float) -> str:
-    """`step`: the operations of one image in one step, which is what is timed."""
-    from bastion.training.calibrate import calibrate
-
-    rate = calibrate(recipe, objective, data, step)
-    speed, how = step * rate.images, f"{rate.images:.3g} images/s in batches of {rate.batch}"
-    return _row(
-        "", f"{'this machine':<18}{duration(total / speed / 3600):>10}   {speed / 1e12:.3g} TFLOP/s, found: {how}"
-    )
+def _duration(hours: float) -> str:
+    """In the unit that suits it."""
+    for unit, length in (("h", 1.0), ("min", 1 / 60)):
+        if hours >= length:
+            return f"{hours / length:,.1f} {unit}"
+    return f"{hours * 3600:.3g} s"
 
 
 def _describe_model(model: Classifier, macs: int) -> str:
@@ -169,10 +148,11 @@ def _describe_model(model: Classifier, macs: int) -> str:
         "MACs": f"{macs / 1e9:.3f} G per image (multiply-accumulates, the papers' FLOPs)",
     }
     try:
-        names = [block.name for block in model.blocks()]
-        rows["blocks"] = f"{len(names)}: {names[0]} … {names[-1]}"
+        blocks = model.blocks()
+        attending = sum(block.attends for block in blocks)
+        rows["blocks"] = f"{len(blocks)}: {blocks[0].name} … {blocks[-1].name}; {attending} with self-attention"
     except BastionError:
-        rows["blocks"] = "none recognised"
+        rows["blocks"] = "not known"
     return "\n".join(_row(key, value) for key, value in rows.items())
 
 
@@ -182,6 +162,8 @@ def _row(key: str, value: str) -> str:
 
 def _registered(room: str, registry: str) -> Callable[[str], Rows]:
     def rows(pattern: str) -> Rows:
+        from bastion.registry import first_line
+
         found = getattr(importlib.import_module(room), registry)
         return ((name, first_line(found.factory(name))) for name in found.names())
 
@@ -190,10 +172,11 @@ def _registered(room: str, registry: str) -> Callable[[str], Rows]:
 
 def _models(pattern: str) -> Rows:
     from bastion.models import models
-    from bastion.models.figures import known
+    from bastion.models.model_stats import stored
     from bastion.models.timm import timm_names
+    from bastion.registry import first_line
 
-    counted = known()
+    counted = stored()
     for name in models.names():
         if not name.endswith("/*"):
             yield name, counted[name].short() if name in counted else first_line(models.factory(name))
@@ -203,16 +186,9 @@ def _models(pattern: str) -> Rows:
         yield from ((name, "") for name in timm_names())
 
 
-def _recipes(pattern: str) -> Rows:
-    return ((name, load_recipe(name).about.partition("\n")[0]) for name in shipped("recipes"))
-
-
-def _suites(pattern: str) -> Rows:
-    return ((name, load_suite(name).about.partition("\n")[0]) for name in shipped("suites"))
-
-
 def _zoo(pattern: str) -> Rows:
     from bastion.models.load import zoo_names
+    from bastion.recipe import load_recipe
 
     for name in zoo_names():
         recipe = load_recipe(name)
@@ -227,7 +203,7 @@ KINDS: dict[str, Callable[[str], Rows]] = {
     "probes": _registered("bastion.probes", "probes"),
     "studies": _registered("bastion.studies", "studies"),
     "data": _registered("bastion.data", "datasets"),
-    "recipes": _recipes,
-    "suites": _suites,
+    "recipes": lambda _: headlines("recipe"),
+    "suites": lambda _: headlines("suite"),
     "zoo": _zoo,
 }

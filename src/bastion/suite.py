@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bastion.recipe import Section, Spec, load_yaml, merge, nested, parse_changes
+from bastion.recipe import Section, Spec, load_yaml
+from bastion.recipe_files import Changes, merge, nested, parse_changes
 
 Kind = Literal["probes", "studies"]
 Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
@@ -163,17 +164,17 @@ def written(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def load_suite(name: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | Iterable[str] | str = ()) -> Suite:
+def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
     """A suite by its shipped name (`demo`) or file, or what such a file would say.
 
     A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis.
     """
-    wanted = parse_changes(changes)
+    wanted = parse_changes(changes, Suite)
 
     def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
         axes = content.get("axes") or {}
         to_axes = {key: {"to": value} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
-        return merge(content, merge(rest, {"axes": to_axes} if to_axes else {}))
+        return merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
 
-    return load_yaml(Suite, name, "suites/", on_top)
+    return load_yaml(Suite, "suite", name, on_top)

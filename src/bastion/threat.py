@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bastion import rng
-from bastion.errors import BastionError
-from bastion.registry import check_fields
+from bastion.settings import NotNegative, SettingsError, settings
 
 Norm = Literal["linf", "l2", "l1"]
 
 
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Threat:
     """All images within `eps` of x0 in the given norm, with pixels in [0, 1]. `eps` is in pixel units."""
 
     norm: Norm
-    eps: float
+    eps: NotNegative
 
     def __post_init__(self) -> None:
-        check_fields(self, "threat")
-        object.__setattr__(self, "eps", float(self.eps))
-        if self.eps < 0:
-            raise BastionError(f"threat.eps: must be a number >= 0 in pixel units such as 8/255, got {self.eps!r}")
         if self.norm == "linf" and self.eps > 1:
-            raise BastionError(
-                f"threat.eps: pixels are in [0, 1], so linf {self.eps:g} is no bound; {self.eps:g}/255 meant?"
+            raise SettingsError(
+                "threat", ["eps"], f"pixels are in [0, 1], so linf {self.eps:g} is no bound; {self.eps:g}/255 meant?"
             )
 
     def scaled(self, factor: float) -> Threat:

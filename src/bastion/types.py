@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from bastion.suite import Role
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from bastion.recipe import Recipe
     from bastion.threat import Norm, Threat
 
 
@@ -103,19 +104,32 @@ def hard(y: Tensor) -> Tensor:
     return y if y.ndim == 1 else y.argmax(1)
 
 
+# What the softmaxed maps of a block are between; `class`: only the class token attends.
+Attention = Literal["tokens", "windows", "channels", "class"]
+
+
 @dataclass(frozen=True)
 class Block:
     """One residual block of a backbone."""
 
     name: str
     module: nn.Module
+    attention: Attention | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Self-attention: every token, or every channel, attends to others."""
+        return self.attention not in (None, "class")
 
 
-class Taps(Protocol):
-    """What a forward pass inside `tap` left behind, by block name."""
+@dataclass
+class Taps:
+    """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
 
-    blocks: dict[str, Tensor]
-    attention: dict[str, Tensor]  # softmaxed, (B, heads, queries, keys)
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+    # Softmaxed, (B, heads, queries, keys); families with windows have B times the windows in the first place.
+    # A block that attends more than once leaves its last map.
+    attention: dict[str, Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -165,8 +179,8 @@ class Attack(ABC):
         return type(self).__name__.lower(), {}
 
 
-class Example(NamedTuple):
-    """What an objective learns from: the batch as it came, the input found for it, and numbers for the log."""
+class Prepared(NamedTuple):
+    """What an objective trains on: the batch as it came, the input found for it, and numbers for the log."""
 
     clean: Batch
     x: Tensor
@@ -175,19 +189,40 @@ class Example(NamedTuple):
 
 class Losses(NamedTuple):
     total: Tensor  # what is minimised
-    logits: Tensor  # on the example learnt from, for the log
+    logits: Tensor  # on the input that was trained on, for the log
     terms: dict[str, Tensor]  # named parts of the total, for the log
     clean: Tensor | None = None  # logits on the images as they came, if they were needed anyway
 
 
-class Objective(nn.Module):
-    """An inner maximisation and an outer loss; its own parameters, if any, are trained with the model's."""
+@dataclass(frozen=True)
+class TrainingContext:
+    """What an objective may know of the training that it is set up for."""
 
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
-        """Find the example to learn from. `progress` counts epochs: 2.5 is the middle of the third."""
-        raise NotImplementedError
+    model: nn.Module  # to be looked at, not to be kept: its weights are not the objective's
+    data: DataSet
+    recipe: Recipe
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
+
+class Objective:
+    """An inner maximisation and an outer loss. A dataclass, whose fields are its settings.
+
+    It may own networks, which `setup` makes, with an optimizer for them, and which `loss` uses: their gradients come
+    from the same backward pass as the model's. The recipe's optimizer and schedule, its clipping, SAM and AWP do not
+    touch them. Checkpoints hold them and their optimizer, and several processes average their gradients.
+    """
+
+    networks: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None  # of `networks`; None: they are not trained
+    clip_grad: float | None = None  # largest norm of the gradient of all that `optimizer` trains
+
+    def setup(self, context: TrainingContext) -> None:
+        """Called once, when model and data are there, with torch seeded by the recipe. Refuses what it cannot train."""
+
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
+        """Find the input to train on. `progress` counts epochs: 2.5 is the middle of the third."""
+        return Prepared(batch, batch.x, {})
+
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         raise NotImplementedError
 
 

@@ -12,10 +12,10 @@ import torch
 from bastion.errors import BastionError
 from bastion.models import checkpoint, complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.figures import figures, known
+from bastion.models.model_stats import count, stored
 
 NAMES = [name for name in models.names() if not name.endswith("/*")]
-KNOWN = known()
+KNOWN = stored()
 TABLES = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "models_table.py"))
 
 
@@ -55,13 +55,13 @@ def test_blocks_and_taps_agree(model: Classifier) -> None:
 def test_attention_maps_are_distributions_or_an_error_says_there_are_none(model: Classifier) -> None:
     assert model.spec is not None
     name = model.spec["name"]
-    if KNOWN[name].attention is None:
+    if not KNOWN[name].attention:
         with pytest.raises(BastionError, match="this model has no attention maps"), model.tap("attention"):
             model(torch.rand(1, *model.shape))
         return
     with torch.no_grad(), model.tap("attention") as taps:
         model(torch.rand(2, *model.shape))
-    assert taps.attention
+    assert list(taps.attention) == [block.name for block in model.blocks() if block.attention]
     for attention in taps.attention.values():
         assert attention.ndim == 4 and attention.shape[0] % 2 == 0
         assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-4)
@@ -108,10 +108,10 @@ def test_published_counts_are_met_or_the_row_says_why_not(row: Any) -> None:
 
 @pytest.mark.slow  # a pass through every model
 def test_the_page_is_up_to_date_and_its_rows_agree() -> None:
-    assert {name: figures(name) for name in NAMES} == KNOWN, "count again: python scripts/models_table.py"
+    assert {name: count(name) for name in NAMES} == KNOWN, "count again: python scripts/models_table.py"
     page = TABLES["PAGE"].read_text()
     assert page == TABLES["rendered"](page, KNOWN), "write it again: python scripts/models_table.py"
-    assert all(row.agrees(figures(row.spec)) for rows in TABLES["PUBLISHED"].values() for row in rows)
+    assert all(row.agrees(count(row.spec)) for rows in TABLES["PUBLISHED"].values() for row in rows)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("tiny/")])

@@ -17,11 +17,14 @@ ROOTS = {
     "storage",
     "types",
     "registry",
+    "settings",
     "rng",
     "progress",
     "signals",
     "recipe",
-    "settings",
+    "recipe_files",
+    "recipe_yaml",
+    "papers",
     "suite",
     "_torchvision",
     "forward",
@@ -42,11 +45,10 @@ ARROWS: dict[str, set[str]] = {
     "studies": {"acceleration", "attacks", "models", "data"},
     "measuring": {"probes", "studies", "acceleration", "attacks", "models", "data", "run"},
     "reporting": {"run", "measuring"},
-    "costs": set(),
-    "planning": {"models", "data", "training", "costs"},
-    "show": {"models", "attacks", "data", "training", "probes", "studies", "costs", "planning"},
+    "costs": {"attacks", "models", "data", "training", "run"},
+    "show": {"models", "attacks", "data", "training", "probes", "studies", "costs"},
     "demo": {"training", "measuring", "reporting"},
-    "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo", "costs"},
+    "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo"},
     "__init__": {"training", "measuring", "reporting", "models"},
     "__main__": {"cli"},
 }
@@ -82,6 +84,15 @@ def test_rooms_import_only_along_the_arrows(path: Path) -> None:
 def test_reading_and_reporting_need_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("first", ["data.augment", "models.timm", "training.optim", "measuring.runner", "attacks"])
+def test_any_package_can_be_imported_first(first: str) -> None:
+    """Each brings the guard along before timm, whatever was imported before it."""
+    others = "bastion.training.trainer, bastion.data.imagefolder, bastion.models.fan, bastion.measuring.runner"
+    code = f"import bastion.{first}; import {others}; import timm, torchvision"
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_importing_timm_first_needs_the_guard_only_where_torchvision_fails() -> None:

@@ -16,8 +16,10 @@ from bastion.forward import misclassified
 from bastion.models import checkpoint
 from bastion.models.classifier import Classifier
 from bastion.probes import probes
+from bastion.recipe import Recipe
+from bastion.training.build import set_up_objective
 from bastion.training.objectives import objectives
-from bastion.types import Attack, Batch, DataSet, Objective
+from bastion.types import Attack, Batch, DataSet, Objective, TrainingContext
 
 THREATS = [Threat("linf", 0.05), Threat("l2", 0.5), Threat("l1", 5.0)]
 ids = [threat.norm for threat in THREATS]
@@ -125,13 +127,23 @@ class TestAttacks:
         assert torch.equal(_attack(name)(victim.eval(), batch, threat.scaled(0), seed=0), batch.x)
 
 
+def _objective(name: str, model: Classifier, data: DataSet) -> Objective:
+    spec = {"name": name, **OPTIONS.get(name, {})}
+    recipe = Recipe.model_validate({"data": "cifar10-mini", "model": "vit/micro", "objective": spec})
+    objective: Objective = objectives.build(spec)
+    set_up_objective(objective, TrainingContext(model, data, recipe))
+    return objective
+
+
 @pytest.mark.parametrize("name", objectives.names())
 class TestObjectives:
-    def test_its_loss_trains_the_model(self, name: str, tiny_model: Classifier, batch: Batch) -> None:
-        objective: Objective = objectives.build({"name": name, **OPTIONS.get(name, {})})
+    def test_its_loss_trains_the_model(
+        self, name: str, tiny_model: Classifier, tiny_data: DataSet, batch: Batch
+    ) -> None:
+        objective = _objective(name, tiny_model, tiny_data)
         tiny_model.train()
-        example = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
-        losses = objective.loss(tiny_model, example)
+        prepared = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
+        losses = objective.loss(tiny_model, prepared)
         losses.total.backward()
         assert losses.total.ndim == 0
         assert losses.logits.shape == (12, 3)
@@ -139,9 +151,9 @@ class TestObjectives:
         assert tiny_model.training
 
     def test_preparing_leaves_no_gradient_and_is_a_function_of_the_seed(
-        self, name: str, tiny_model: Classifier, batch: Batch
+        self, name: str, tiny_model: Classifier, tiny_data: DataSet, batch: Batch
     ) -> None:
-        objective = objectives.build({"name": name, **OPTIONS.get(name, {})})
+        objective = _objective(name, tiny_model, tiny_data)
         first = objective.prepare(tiny_model, batch, progress=1.0, seed=1)
         assert all(p.grad is None for p in tiny_model.parameters())
         assert torch.equal(objective.prepare(tiny_model, batch, progress=1.0, seed=1).x, first.x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests import rival
 from tests.conftest import ADVERSARIAL, QUICK
 
 from bastion import load
 from bastion.run import Run
+from bastion.training.checkpoints import read_state
 from bastion.training.trainer import train
 
 # Of all that training does: an attack, soft labels, the mean of the weights, clipping.
@@ -26,6 +29,7 @@ WAYS = {
         "objective.attack_mode=train",
         "optimizer={perturb: {name: sam, size: 0.05}}",
     ),
+    "rival": ("objective={name: rival, norm: true, clip: 0.1}", "validate.attack=null", "optimizer.clip_grad=0.5"),
     "sharded": ("objective.attack={name: apgd-train, steps: 2}",),
 }
 ONLY_TOGETHER = {"vit": ("accumulate=2",), "sharded": ("parallel=fsdp", "checkpoint.minutes=1e-6")}
@@ -65,7 +69,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("both")
     (folder / "script.py").write_text(SCRIPT)
     runs = [(str(folder / way), [*CHANGES, *WAYS[way], *ONLY_TOGETHER.get(way, ())]) for way in WAYS]
-    launch(str(folder / "script.py"), json.dumps(runs))
+    plugins = folder / "plugins" / "objectives"
+    plugins.mkdir(parents=True)
+    shutil.copy(rival.__file__, plugins)
+    launch(str(folder / "script.py"), json.dumps(runs), BASTION_PLUGINS=str(plugins.parent))
     return folder
 
 
@@ -82,12 +89,23 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: st
     alone, together = train("base/micro", changes=(*CHANGES, *WAYS[way]), folder=tmp_path / "run"), Run(both / way)
     assert len(steps(alone)) == len(steps(together)) == 3
     for one, two in zip(steps(alone), steps(together), strict=True):
-        for key in ("loss", "grad_norm", "robust_accuracy", "lr", "eps"):
+        assert one.keys() == two.keys()
+        for key in {"loss", "grad_norm", "robust_accuracy", "lr", "eps", "objective_grad_norm"} & one.keys():
             assert two[key] == pytest.approx(one[key], rel=1e-3), key
     assert torch.allclose(weights(together), weights(alone), atol=2e-4)
     epochs = [[record for record in run.history() if record["kind"] == "epoch"] for run in (alone, together)]
     assert epochs[0][0]["val_n"] == epochs[1][0]["val_n"] == 40
     assert epochs[1][0]["val_clean"] == pytest.approx(epochs[0][0]["val_clean"], abs=0.051)
+
+
+def test_an_objectives_own_networks_are_those_of_one_process(tmp_path: Path, both: Path) -> None:
+    alone = train("base/micro", changes=(*CHANGES, *WAYS["rival"]), folder=tmp_path / "run")
+    one, two = (read_state(run.checkpoints / "step-000000003.safetensors") for run in (alone, Run(both / "rival")))
+    for name, tensor in one["objective"].items():
+        assert torch.allclose(two["objective"][name], tensor, atol=1e-5), name
+    for place, state in one["objective_optimizer"]["state"].items():
+        buffer = two["objective_optimizer"]["state"][place]["momentum_buffer"]
+        assert torch.allclose(buffer, state["momentum_buffer"], atol=1e-4)
 
 
 def test_a_sharded_run_goes_on_where_it_was(both: Path) -> None:
@@ -104,7 +122,7 @@ from bastion.training.objectives import objectives
 from bastion.training.objectives.standard import Standard
 
 @objectives.register("killer")
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Killer(Standard):
     def prepare(self, model, batch, *, progress, seed):
         mark = Path(os.environ["KILLED"])

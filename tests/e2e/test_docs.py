@@ -27,7 +27,7 @@ PAGES = [
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 
 
-LONG = {"docs/costs.md", "docs/sanity.md"}
+LONG = {"docs/sanity.md"}
 
 
 @pytest.mark.parametrize(

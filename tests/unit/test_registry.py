@@ -63,7 +63,7 @@ def test_nested_plug_ins_and_dataclasses_are_built_from_their_specs(things: Regi
         ),
         (
             {"name": "thing", "size": 1, "threat": {"norm": "l3", "eps": 1}},
-            "here.threat.norm: input should be 'linf', 'l2' or 'l1'",
+            "here.threat.norm: unknown norm 'l3'; known: l1, l2, linf",
         ),
         (
             {"name": "thing", "size": 1, "attack": {"name": "pgd", "stps": 1}},
@@ -148,7 +148,10 @@ def test_a_plug_in_folder_that_is_not_there_is_an_error(
         ({"threat": {"norm": "linf", "eps": "8/255"}}, "p.threat.eps: expected a number, got '8/255'"),
         ({"threat": {"norm": "linf", "eps": 8}}, "p.threat.eps: pixels are in"),
         ({"attack": {"name": "pgd", "steps": "10"}}, "p.attack.steps: expected a whole number, got '10'"),
-        ({"attack": {"name": "pgd", "steps": -1}}, "p.attack: pgd: need steps"),
+        (
+            {"attack": {"name": "pgd", "steps": -1}},
+            "p.attack.steps: input should be greater than or equal to 0",
+        ),
         ({"attack": {"name": "pgd", "random_start": "no"}}, "p.attack.random_start: expected true or false, got 'no'"),
         ({"attack": {"name": "pgd", "random_start": 1}}, "p.attack.random_start: expected true or false, got 1"),
         ({"attack": {"name": "pgd", 3: 4}}, "p.attack.3: unknown key"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bastion import BastionError
-from bastion.recipe import shipped
+from bastion.recipe_files import shipped
 from bastion.suite import Suite, load_suite, written
 
 PGD = {"name": "adversarial", "threat": {"norm": "linf"}, "attack": "pgd"}
@@ -98,7 +98,7 @@ def test_mistakes_are_told_with_their_place(content: dict[str, Any], message: st
 
 
 def test_shipped_suites_load_and_declare_their_worst_case(tmp_path: Path) -> None:
-    for name in shipped("suites"):
+    for name in shipped("suite"):
         suite = load_suite(name)
         assert suite.about
         assert all(each.kind == "worst" for each in suite.aggregates.values())

@@ -13,8 +13,7 @@ from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, fitting, margin
-from bastion.errors import BastionError
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, Share, settings
 from bastion.threat import Norm, Radius, Threat, length, project, project_approx, steepest
 from bastion.types import Attack, Batch
 
@@ -23,7 +22,7 @@ RHO = 0.75  # a step that raises the loss less often than this is too long
 
 
 @attacks.register("apgd")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class APGD(Attack):
     """Auto-PGD (Croce and Hein 2020, 2021): steps with momentum, halved or made sparser where they stop paying off.
 
@@ -32,23 +31,15 @@ class APGD(Attack):
     `keep` "fooled" stops at the first success; "best" spends all steps and returns the highest loss, for training.
     """
 
-    steps: int = 100
+    steps: Count = 100
     loss: LossName = "ce"
-    targets: int = 0
-    restarts: int = 1
-    eot: int = 1  # gradients are averaged over so many passes, for models that draw random numbers
+    targets: Count = 0
+    restarts: AtLeastOne = 1
+    eot: AtLeastOne = 1  # gradients are averaged over so many passes, for models that draw random numbers
     phases: bool = True
     random_start: bool = True
-    sparsity: float = 0.2  # l1: share of the coordinates that the first steps move
+    sparsity: Share = 0.2  # l1: share of the coordinates that the first steps move
     keep: Literal["fooled", "best"] = "fooled"
-
-    def __post_init__(self) -> None:
-        check_fields(self, "apgd")
-        if min(self.steps, self.targets) < 0 or min(self.restarts, self.eot) < 1 or not 0 < self.sparsity <= 1:
-            raise BastionError(
-                "apgd: need steps and targets >= 0, restarts and eot >= 1 and a sparsity in (0, 1], got "
-                f"{self.steps}, {self.targets}, {self.restarts}, {self.eot} and {self.sparsity}"
-            )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
-from bastion.errors import BastionError
-from bastion.registry import check_fields
+from bastion.settings import Count, NotNegative, Positive, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch
 
@@ -20,7 +19,7 @@ NEARLY = 0.999999  # tanh never reaches the faces of the box, where its slope is
 
 
 @attacks.register("cw")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class CW(Attack):
     """Carlini and Wagner's l2 attack (2017): the nearest adversarial example, by Adam.
 
@@ -28,17 +27,10 @@ class CW(Attack):
     A hit outside the threat's set does not count. Distances are the threat's own; what is minimised is l2.
     """
 
-    c: float = 1.0
-    kappa: float = 0.0
-    lr: float = 0.01
-    steps: int = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self, "cw")
-        if min(self.c, self.lr) <= 0 or min(self.kappa, self.steps) < 0:
-            raise BastionError(
-                f"cw: need c and lr above 0, kappa and steps >= 0, got {self.c}, {self.lr}, {self.kappa}, {self.steps}"
-            )
+    c: Positive = 1.0
+    kappa: NotNegative = 0.0
+    lr: Positive = 0.01
+    steps: Count = 100
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(model, batch, threat, lambda classes: AdamSteps(self), name="cw", goal="nearest")

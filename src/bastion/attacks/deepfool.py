@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import targeted_margin
-from bastion.errors import BastionError
 from bastion.forward import misclassified
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, Positive, settings
 from bastion.threat import Norm, Threat
 from bastion.types import Attack, Batch
 
 
 @attacks.register("deepfool")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class DeepFool(Attack):
     """DeepFool (Moosavi-Dezfooli et al. 2016): straight to the nearest linearised boundary, until the class changes.
 
     Steps are in the threat's norm, inside the box. What fools outside the threat's set does not count.
     """
 
-    steps: int = 50
-    overshoot: float = 0.02
-    classes: int = 10  # boundaries to so many of the likeliest wrong classes are looked at; a gradient for each
-
-    def __post_init__(self) -> None:
-        check_fields(self, "deepfool")
-        if self.steps < 0 or self.overshoot <= 0 or self.classes < 1:
-            raise BastionError(
-                "deepfool: need steps >= 0, overshoot above 0 and classes >= 1, got "
-                f"{self.steps}, {self.overshoot} and {self.classes}"
-            )
+    steps: Count = 50
+    overshoot: Positive = 0.02
+    classes: AtLeastOne = 10  # boundaries to so many of the likeliest wrong classes are looked at; a gradient for each
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm, classes), name="deepfool")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 
 from bastion import forward, journal
@@ -16,9 +16,8 @@ from bastion.attacks.apgd import APGD
 from bastion.attacks.fab import FAB
 from bastion.attacks.judge import is_adversarial, lead
 from bastion.attacks.square import Square
-from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, misclassified, predict
-from bastion.registry import check_fields
+from bastion.settings import settings
 from bastion.threat import Norm, Threat
 from bastion.types import Attack, Batch
 
@@ -26,15 +25,11 @@ Version = Literal["standard", "plus", "rand"]
 
 
 @attacks.register("ensemble")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Ensemble(Attack):
     """Attacks one after another: what a member has fooled, judged on the model as given, is not shown to the next."""
 
-    members: tuple[Attack, ...]
-
-    def __post_init__(self) -> None:
-        if not self.members:
-            raise BastionError("ensemble: needs at least one member")
+    members: Annotated[tuple[Attack, ...], MinLen(1)]
 
     @property
     def eot(self) -> int:
@@ -48,7 +43,7 @@ class Ensemble(Attack):
 
 
 @attacks.register("autoattack")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class AutoAttack(Attack):
     """AutoAttack (Croce and Hein 2020, 2021) with its official settings for each norm.
 
@@ -57,9 +52,6 @@ class AutoAttack(Attack):
     """
 
     version: Version = "standard"  # type: ignore[misc, assignment]  # AutoAttack's own word; results are its members'
-
-    def __post_init__(self) -> None:
-        check_fields(self, "autoattack")
 
     @property
     def eot(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
 from bastion import rng
@@ -13,9 +14,8 @@ from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import targeted_margin
-from bastion.errors import BastionError
 from bastion.forward import misclassified
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, settings
 from bastion.threat import Threat, length
 from bastion.types import Attack, Batch
 
@@ -23,7 +23,7 @@ PULL = 0.1  # most that a step is drawn towards the image (α_max)
 
 
 @attacks.register("fab")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class FAB(Attack):
     """FAB (Croce and Hein 2020): the nearest adversarial example, by steps to the linearised boundary.
 
@@ -31,23 +31,12 @@ class FAB(Attack):
     `keep` "fooled" stops at the first adversarial example; "nearest" spends all steps to come closer.
     """
 
-    steps: int = 100
-    targets: int = 0
-    restarts: int = 1
-    overshoot: float = 1.05  # η: how far past the boundary a step goes
-    backward: float = 0.9  # β: how far an adversarial example is drawn back towards the image
+    steps: Count = 100
+    targets: Count = 0
+    restarts: AtLeastOne = 1
+    overshoot: Annotated[float, Gt(1)] = 1.05  # η: how far past the boundary a step goes
+    backward: Annotated[float, Gt(0), Lt(1)] = 0.9  # β: how far an adversarial example is drawn back towards the image
     keep: Literal["fooled", "nearest"] = "fooled"
-
-    def __post_init__(self) -> None:
-        check_fields(self, "fab")
-        if min(self.steps, self.targets) < 0 or self.restarts < 1:
-            raise BastionError(
-                f"fab: need steps and targets >= 0, restarts >= 1, got {self.steps}, {self.targets}, {self.restarts}"
-            )
-        if not self.overshoot > 1 or not 0 < self.backward < 1:
-            raise BastionError(
-                f"fab: overshoot must be above 1 and backward between 0 and 1, got {self.overshoot} and {self.backward}"
-            )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(

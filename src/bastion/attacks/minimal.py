@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -13,15 +11,14 @@ from bastion.attacks.apgd import APGD
 from bastion.attacks.engine import clean_logits, run_searches, skip_mistakes
 from bastion.attacks.fab import FAB, BoundarySteps
 from bastion.attacks.losses import likeliest_wrong
-from bastion.errors import BastionError
 from bastion.forward import Best, check_batch
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch
 
 
 @attacks.register("minimal")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Minimal(Attack):
     """The nearest adversarial example; give a threat as large as the box to find it wherever it is.
 
@@ -29,16 +26,11 @@ class Minimal(Attack):
     radius.
     """
 
-    fab_steps: int = 100
-    fab_targets: int = 9
-    bisections: int = 10
-    steps: int = 40  # of APGD at each radius, for each target
-    targets: int = 3
-
-    def __post_init__(self) -> None:
-        check_fields(self, "minimal")
-        if min(self.fab_steps, self.bisections, self.steps) < 0 or min(self.fab_targets, self.targets) < 1:
-            raise BastionError(f"minimal: need steps and bisections >= 0 and at least one target, got {self}")
+    fab_steps: Count = 100
+    fab_targets: AtLeastOne = 9
+    bisections: Count = 10
+    steps: Count = 40  # of APGD at each radius, for each target
+    targets: AtLeastOne = 3
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         _, batch = check_batch(model, batch, "minimal")

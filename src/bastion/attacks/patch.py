@@ -17,7 +17,7 @@ from bastion.attacks.losses import LOSSES, LossName, ce
 from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
 from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Threat, length
 from bastion.types import Attack, Batch, Tapped
 
@@ -26,29 +26,19 @@ SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Pa
 
 
 @attacks.register("patch-pgd")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class PatchPGD(Attack):
     """PGD (Madry et al. 2018) on chosen patches; the threat bounds the pixels inside, linf 1 leaves them free."""
 
-    patches: int = 1
-    size: int = 8  # side of a patch in pixels
+    patches: AtLeastOne = 1
+    size: AtLeastOne = 8  # side of a patch in pixels
     choose: Choice = "gradient"
-    steps: int = 20
-    rel_step: float | None = None  # length of a step in units of eps; None: 2.5 / steps
-    restarts: int = 1  # random patches are drawn anew for each
+    steps: Count = 20
+    rel_step: Positive | None = None  # length of a step in units of eps; None: 2.5 / steps
+    restarts: AtLeastOne = 1  # random patches are drawn anew for each
     random_start: bool = True
     loss: LossName = "ce"
-    sparsity: float = 0.01  # l1 only: the share of the image's coordinates that a step moves
-
-    def __post_init__(self) -> None:
-        check_fields(self, "patch-pgd")
-        check_patches("patch-pgd", self.patches, self.size)
-        if self.steps < 0 or self.restarts < 1:
-            raise BastionError(f"patch-pgd: need steps >= 0 and restarts >= 1, got {self.steps} and {self.restarts}")
-        if self.rel_step is not None and not self.rel_step > 0:
-            raise BastionError(f"patch-pgd: a step must be longer than 0, got rel_step={self.rel_step}")
-        if not 0 < self.sparsity <= 1:
-            raise BastionError(f"patch-pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
+    sparsity: Share = 0.01  # l1 only: the share of the image's coordinates that a step moves
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "patch-pgd")
@@ -65,20 +55,15 @@ class PatchPGD(Attack):
 
 
 @attacks.register("patch-noise")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class PatchNoise(Attack):
     """Noise added to chosen patches (RSPC, Fig. 1), here uniform in the threat; the worst of `draws` is kept."""
 
-    patches: int = 1
-    size: int = 8
+    patches: AtLeastOne = 1
+    size: AtLeastOne = 8
     choose: Choice = "random"
-    draws: int = 1  # random patches are drawn anew for each
+    draws: AtLeastOne = 1  # random patches are drawn anew for each
     loss: LossName = "ce"
-
-    def __post_init__(self) -> None:
-        check_fields(self, "patch-noise")
-        check_patches("patch-noise", self.patches, self.size)
-        _check_draws("patch-noise", self.draws)
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "patch-noise")
@@ -93,25 +78,18 @@ class PatchNoise(Attack):
 
 
 @attacks.register("patch-occlusion")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class PatchOcclusion(Attack):
     """Eq. 1 of RSPC: a share of the patches is replaced by uniform noise; the worst of `draws` is kept.
 
     The noise is uniform in [0, 1] and brought into the threat's set; linf 1 leaves it as it is.
     """
 
-    share: float = 0.1  # of the patches, ρ in the paper; at least one patch
-    size: int = 8
+    share: Share = 0.1  # of the patches, ρ in the paper; at least one patch
+    size: AtLeastOne = 8
     choose: Choice = "random"
-    draws: int = 1  # random patches are drawn anew for each
+    draws: AtLeastOne = 1  # random patches are drawn anew for each
     loss: LossName = "ce"
-
-    def __post_init__(self) -> None:
-        check_fields(self, "patch-occlusion")
-        check_patches("patch-occlusion", 1, self.size)
-        _check_draws("patch-occlusion", self.draws)
-        if not 0 < self.share <= 1:
-            raise BastionError(f"patch-occlusion: share is a share of the patches in (0, 1], got {self.share}")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "patch-occlusion")
@@ -245,16 +223,6 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
     if not maps:
         raise BastionError(f"{where}: no block of the model attends over all tokens of the image; take another attack")
     return logits, maps
-
-
-def check_patches(where: str, patches: int, size: int) -> None:
-    if patches < 1 or size < 1:
-        raise BastionError(f"{where}: need patches >= 1 and size >= 1 (pixels), got {patches} and {size}")
-
-
-def _check_draws(where: str, draws: int) -> None:
-    if draws < 1:
-        raise BastionError(f"{where}: need draws >= 1, got {draws}")
 
 
 def _noise(x0: Tensor, index: Tensor, seed: int, number: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,14 +15,13 @@ from bastion.attacks.patch import (
     SELECTING_BLOCK,
     Choice,
     Grid,
-    check_patches,
     choose_patches,
     patch_attention,
     random_patch,
 )
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, input_gradient, misclassified, record_zero_grad
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch
 
@@ -31,7 +29,7 @@ NAME = "patch-fool"
 
 
 @attacks.register(NAME)
-@dataclass(frozen=True, kw_only=True)
+@settings
 class PatchFool(Attack):
     """Patch-Fool (Fu et al. 2022): ascend cross-entropy and the attention that the first patch gets.
 
@@ -40,34 +38,18 @@ class PatchFool(Attack):
     iterate is returned, the paper's code takes the last one.
     """
 
-    patches: int = 1
-    size: int | None = None  # side of a patch in pixels; None: that of the model's own tokens
+    patches: AtLeastOne = 1
+    size: AtLeastOne | None = None  # side of a patch in pixels; None: that of the model's own tokens
     choose: Choice = "attention"
-    block: int = SELECTING_BLOCK  # the block whose attention chooses; the last one of shallower models
-    steps: int = 250
-    rel_step: float = 0.05  # Adam's, in units of the most a pixel may change: the paper's 0.22 normalised
-    decay: float = 0.95  # of the step, every `decay_every` steps
-    decay_every: int = 10
-    weight: float = 0.002  # of the attention's gradients, α in the paper
-    pixels: int | None = None
-    pixel_step: float = 0.01  # sparse only: Adam's, for the scores that choose pixels
-    pixel_steps: int = 200  # sparse only: after so many steps the choice of pixels is final
-
-    def __post_init__(self) -> None:
-        check_fields(self, NAME)
-        check_patches(NAME, self.patches, 1 if self.size is None else self.size)
-        if self.steps < 0 or self.decay_every < 1 or self.pixel_steps < 0 or self.block < 0:
-            raise BastionError(
-                f"{NAME}: need steps, pixel_steps and block >= 0 and decay_every >= 1, got {self.steps}, "
-                f"{self.pixel_steps}, {self.block} and {self.decay_every}"
-            )
-        if not (self.rel_step > 0 and self.pixel_step > 0 and 0 < self.decay <= 1 and self.weight >= 0):
-            raise BastionError(
-                f"{NAME}: need rel_step and pixel_step > 0, decay in (0, 1] and weight >= 0, got {self.rel_step}, "
-                f"{self.pixel_step}, {self.decay} and {self.weight}"
-            )
-        if self.pixels is not None and self.pixels < 1:
-            raise BastionError(f"{NAME}: pixels is how many may change, at least 1, got {self.pixels}; or leave it out")
+    block: Count = SELECTING_BLOCK  # the block whose attention chooses; the last one of shallower models
+    steps: Count = 250
+    rel_step: Positive = 0.05  # Adam's, in units of the most a pixel may change: the paper's 0.22 normalised
+    decay: Share = 0.95  # of the step, every `decay_every` steps
+    decay_every: AtLeastOne = 10
+    weight: NotNegative = 0.002  # of the attention's gradients, α in the paper
+    pixels: AtLeastOne | None = None
+    pixel_step: Positive = 0.01  # sparse only: Adam's, for the scores that choose pixels
+    pixel_steps: Count = 200  # sparse only: after so many steps the choice of pixels is final
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, NAME)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -12,15 +11,14 @@ from torch import Tensor, nn
 from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, divergence, fitting, likeliest_wrong
-from bastion.errors import BastionError
 from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad, precise, predict, record_zero_grad
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch
 
 
 @attacks.register("pgd")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class PGD(Attack):
     """PGD (Madry et al. 2018): steps along the steepest direction of the threat's norm, projected back into its set.
 
@@ -28,37 +26,27 @@ class PGD(Attack):
     The loss `kl` is the divergence from the prediction on the clean image, as in TRADES.
     """
 
-    steps: int = 20
-    step: float | None = None  # length of a step in pixel units …
-    rel_step: float | None = None  # … or in units of eps; neither: 2.5 / steps of eps
-    restarts: int = 1
+    steps: Count = 20
+    step: Positive | None = None  # length of a step in pixel units …
+    rel_step: Positive | None = None  # … or in units of eps; neither: 2.5 / steps of eps
+    restarts: AtLeastOne = 1
     random_start: bool = True
     loss: LossName | Literal["kl"] = "ce"
-    targets: int = 0
-    momentum: float = 0.0  # MI-FGSM's decay: steps along a running sum of gradients, each scaled to mean |g| = 1
-    sparsity: float = 0.01  # l1 only: the share of coordinates that a step moves
+    targets: Count = 0
+    momentum: NotNegative = 0.0  # MI-FGSM's decay: steps along a running sum of gradients, each scaled to mean |g| = 1
+    sparsity: Share = 0.01  # l1 only: the share of coordinates that a step moves
     keep: Literal["best", "last"] = "best"  # "last" saves a forward pass, for training
 
     def __post_init__(self) -> None:
-        check_fields(self, "pgd")
-        if min(self.steps, self.targets, self.momentum) < 0 or self.restarts < 1:
-            raise BastionError(
-                "pgd: need steps, targets and momentum >= 0 and restarts >= 1, got "
-                f"{self.steps}, {self.targets}, {self.momentum} and {self.restarts}"
-            )
         if self.keep == "last" and self.restarts * max(self.targets, 1) > 1:
-            raise BastionError(
-                f"pgd: keep=last returns one search's last image, so it takes no {self.restarts} restarts "
+            raise ValueError(
+                f"keep=last returns one search's last image, so it takes no {self.restarts} restarts "
                 f"and {self.targets} targets"
             )
         if self.loss == "kl" and (self.targets or not self.random_start):
-            raise BastionError("pgd: the loss kl has no targets, and no gradient at the clean image: set random_start")
-        if any(length is not None and not length > 0 for length in (self.step, self.rel_step)):
-            raise BastionError(f"pgd: a step must be longer than 0, got step={self.step}, rel_step={self.rel_step}")
+            raise ValueError("the loss kl has no targets, and no gradient at the clean image: set random_start")
         if self.step is not None and self.rel_step is not None:
-            raise BastionError("pgd: give `step` (pixel units) or `rel_step` (units of eps), not both")
-        if not 0 < self.sparsity <= 1:
-            raise BastionError(f"pgd: sparsity is a share of the coordinates in (0, 1], got {self.sparsity}")
+            raise ValueError("give `step` (pixel units) or `rel_step` (units of eps), not both")
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "pgd")
@@ -121,7 +109,7 @@ def ascend(
     steps: int,
     size: float,
     sparsity: float,
-    momentum: float = 0.0,
+    momentum: NotNegative = 0.0,
     mask: Tensor | None = None,
     best: Best | None = None,
 ) -> Tensor:
@@ -150,9 +138,9 @@ def fgsm(*, loss: LossName = "ce", sparsity: float = 0.01, keep: Literal["best",
 @attacks.register("fgsm-rs")
 def fgsm_rs(
     *,
-    rel_step: float = 1.25,
+    rel_step: Positive | None = 1.25,
     loss: LossName = "ce",
-    sparsity: float = 0.01,
+    sparsity: Share = 0.01,
     keep: Literal["best", "last"] = "best",
 ) -> PGD:
     """One step of length 1.25 eps from a random point of the ball (Wong et al. 2020)."""

@@ -16,8 +16,7 @@ from bastion.acceleration.incremental import Incremental
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
-from bastion.errors import BastionError
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, Share, settings
 from bastion.threat import SAFETY, Threat, project
 from bastion.types import Attack, Batch
 
@@ -28,25 +27,17 @@ QUERIES_DRAWN = 64  # a search's random numbers are drawn for so many queries at
 
 
 @attacks.register("square")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Square(Attack):
     """Square Attack (Andriushchenko et al. 2020): random squares, kept when the margin falls; no gradients.
 
     `rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not.
     """
 
-    queries: int = 5000
-    share: float = 0.8  # of the image that the first squares cover
-    restarts: int = 1
+    queries: Count = 5000
+    share: Share = 0.8  # of the image that the first squares cover
+    restarts: AtLeastOne = 1
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self, "square")
-        if self.queries < 0 or self.restarts < 1 or not 0 < self.share <= 1:
-            raise BastionError(
-                "square: need queries >= 0, restarts >= 1 and a share in (0, 1], got "
-                f"{self.queries}, {self.restarts} and {self.share}"
-            )
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         kind = PaintedSquares if threat.norm == "linf" else MovedSquares

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,51 +13,36 @@ from torch import Tensor, nn
 from bastion import forward, journal, rng
 from bastion.attacks import attacks
 from bastion.attacks.losses import LOSSES, LossName
-from bastion.attacks.patch import Grid, check_patches
+from bastion.attacks.patch import Grid
 from bastion.attacks.pgd import accumulated
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, input_gradient, precise, record_zero_grad
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch, Tapped
 
 
 @attacks.register("transferable")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Transferable(Attack):
     """MI-FGSM (Dong et al. 2018) from the clean image, with options that make it less particular to the model.
 
     The last iterate is returned, as the best one fits the source too well; the image itself where that is worse.
     """
 
-    steps: int = 10
-    rel_step: float | None = None  # length of a step in units of eps; None: 1 / steps
-    momentum: float = 1.0  # what is left of the sum of normalised gradients at each step; 0: none
+    steps: Count = 10
+    rel_step: Positive | None = None  # length of a step in units of eps; None: 1 / steps
+    momentum: NotNegative = 1.0  # what is left of the sum of normalised gradients at each step; 0: none
     loss: LossName = "ce"
-    sparsity: float = 0.01  # l1 only: the share of coordinates that a step moves
+    sparsity: Share = 0.01  # l1 only: the share of coordinates that a step moves
     constant_attention: bool = False  # PNA: no gradient through attention maps
     every_block: bool = False  # self-ensemble: the loss is summed over the blocks' outputs
-    seen: float = 1.0  # PatchOut: the share of patches, drawn for each step, whose perturbation the model sees …
-    size: int = 8  # … and their side in pixels
-    spread: float = 0.0  # PatchOut: weight of the perturbation's l2 length, λ in the paper
-    shrink: float = 1.0  # DIM (Xie et al. 2019): each step sees images shrunk to a share of their side above this
-    blur: float = 0.0  # TI (Dong et al. 2019): σ, in pixels, of the Gaussian that gradients are convolved with
-
-    def __post_init__(self) -> None:
-        check_fields(self, "transferable")
-        check_patches("transferable", 1, self.size)
-        if self.steps < 0 or (self.rel_step is not None and not self.rel_step > 0):
-            raise BastionError(f"transferable: need steps >= 0 and rel_step > 0, got {self.steps} and {self.rel_step}")
-        if not all(0 < share <= 1 for share in (self.seen, self.shrink, self.sparsity)):
-            raise BastionError(
-                f"transferable: seen, shrink and sparsity are shares in (0, 1], got {self.seen}, {self.shrink} and "
-                f"{self.sparsity}"
-            )
-        if min(self.momentum, self.spread, self.blur) < 0:
-            raise BastionError(
-                f"transferable: need momentum, spread and blur >= 0, got {self.momentum}, {self.spread} and {self.blur}"
-            )
+    seen: Share = 1.0  # PatchOut: the share of patches, drawn for each step, whose perturbation the model sees …
+    size: AtLeastOne = 8  # … and their side in pixels
+    spread: NotNegative = 0.0  # PatchOut: weight of the perturbation's l2 length, λ in the paper
+    shrink: Share = 1.0  # DIM (Xie et al. 2019): each step sees images shrunk to a share of their side above this
+    blur: NotNegative = 0.0  # TI (Dong et al. 2019): σ, in pixels, of the Gaussian that gradients are convolved with
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "transferable")

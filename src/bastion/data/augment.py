@@ -13,9 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image, new
@@ -29,6 +26,8 @@ from bastion import rng
 from bastion.errors import BastionError
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
+
+CIFAR10 = "cifar10"  # the policy that Cubuk et al. 2019 found on CIFAR-10, which torchvision has and timm lacks
 
 # RandAugment's operations that a smaller magnitude makes stronger, and those that are felt at magnitude 0 too.
 REVERSED = {"Posterize", "PosterizeOriginal", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
@@ -88,6 +87,7 @@ class _Chain:
 
     def __init__(self, augment: Augment, data: DataSet, strength: float) -> None:
         height, width = data.shape[1:]
+        of_cifar = augment.auto_augment == CIFAR10
         try:
             steps: list[Any] = create_transform(
                 input_size=(height, width),
@@ -96,14 +96,18 @@ class _Chain:
                 ratio=augment.ratio,
                 hflip=augment.hflip,
                 # 0 would still cost a tenth of a millisecond an image
-                color_jitter=strength * augment.color_jitter or None,
-                auto_augment=augment.auto_augment if strength else None,
+                color_jitter=(not of_cifar and strength * augment.color_jitter) or None,
+                auto_augment=augment.auto_augment if strength and not of_cifar else None,
                 interpolation="bicubic",
                 mean=data.mean,  # the fill colour of auto-augment; nothing is normalised here
                 normalize=False,
             ).transforms
         except (AssertionError, LookupError, TypeError, ValueError) as error:
             raise BastionError(f"augment: timm cannot make {augment}: {error or type(error).__name__}") from error
+        if of_cifar and strength:
+            grey = [round(255 * channel) for channel in data.mean]
+            policy = transforms.AutoAugment(transforms.AutoAugmentPolicy.CIFAR10, fill=grey)
+            steps.insert(-1, policy)  # the last step makes a tensor of the picture
         self.shift: Shift | None = None
         if augment.crop != "resized":
             plain = not (strength and (augment.color_jitter or augment.auto_augment or augment.erasing))

@@ -28,36 +28,31 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a batch is made of: of each source so many images, each so many times."""
+class BatchLayout:
+    """What a batch is made of: of each source so many images, copies counted."""
 
     counts: tuple[int, ...]
-    repeats: int
+    repeats: int  # copies of an image
     steps: int  # of an epoch: until the data set's own images are used up, each copy counted as one
 
     @property
     def batch(self) -> int:
-        return sum(self.counts) * self.repeats
+        return sum(self.counts)
 
 
-def plan(pool: Pool, batch: int, repeats: int = 1) -> Plan:
+def batch_layout(pool: Pool, batch: int, repeats: int = 1) -> BatchLayout:
     """Shares of a batch are rounded to whole images; the data set's own fill the rest."""
-    if batch % repeats:
-        raise BastionError(
-            f"batch: {batch} images cannot be {repeats} copies each (augment.repeats); make it a multiple of {repeats}"
-        )
-    different = batch // repeats
-    counts = [round(share * different) for share in pool.shares]
-    own = different - sum(counts)
+    counts = [round(share * batch) for share in pool.shares]
+    own = batch - sum(counts)
     if own < 1 or 0 in counts:
         raise BastionError(
-            f"extra.share: of {different} different images in a batch {own} would be the data set's own and {counts} "
-            "extra ones; each must be at least 1: change a share, or make the batch larger"
+            f"extra.share: of {batch} images in a batch {own} would be the data set's own and {counts} extra ones; "
+            "each must be at least 1: change a share, or make the batch larger"
         )
     length = len(pool.sources[0])
-    if length < own * repeats:
-        raise BastionError(f"batch: {own * repeats} is more than the {length} training images; make it smaller")
-    return Plan((own, *counts), repeats, length // (own * repeats))
+    if length < own:
+        raise BastionError(f"batch: {own} is more than the {length} training images; make it smaller")
+    return BatchLayout((own, *counts), repeats, length // own)
 
 
 class _Augmented(Dataset[Batch]):
@@ -89,17 +84,18 @@ class _Deck:
 
     def __init__(self, positions: range, seed: int, name: str) -> None:
         self.positions, self.seed, self.name = positions, seed, name
-        self.order, self.turn = torch.empty(0), -1
+        self.order: list[int] = []
+        self.turn = -1
 
-    def deal(self, start: int, count: int) -> Iterator[tuple[int, int]]:
-        """Position and turn of the cards from number `start` on."""
-        while count:
-            turn, top = divmod(start, len(self.positions))
+    def deal(self, start: int, count: int, repeats: int) -> Iterator[tuple[int, int, int]]:
+        """Position, turn and copy from number `start` on; each card comes `repeats` times before the next."""
+        for number in range(start, start + count):
+            card, copy = divmod(number, repeats)
+            turn, place = divmod(card, len(self.positions))
             if turn != self.turn:
-                self.order, self.turn = rng.permutation(self.seed, f"{self.name} {turn}", len(self.positions)), turn
-            cards = self.order[top : top + count].tolist()
-            yield from ((self.positions[card], turn) for card in cards)
-            start, count = start + len(cards), count - len(cards)
+                order = rng.permutation(self.seed, f"{self.name} {turn}", len(self.positions))
+                self.order, self.turn = order.tolist(), turn
+            yield self.positions[self.order[place]], turn, copy
 
 
 class _Order:
@@ -108,9 +104,11 @@ class _Order:
     Of each batch a process gets its share.
     """
 
-    def __init__(self, pool: Pool, plan: Plan, seed: int, start: int, stop: int, rank: int, ranks: int) -> None:
-        self.sources, self.plan, self.seed, self.start, self.stop = pool.sources, plan, seed, start, stop
-        self.share = _share(plan.batch, rank, ranks)
+    def __init__(
+        self, pool: Pool, layout: BatchLayout, seed: int, start: int, stop: int, rank: int, ranks: int
+    ) -> None:
+        self.sources, self.layout, self.seed, self.start, self.stop = pool.sources, layout, seed, start, stop
+        self.share = _share(layout.batch, rank, ranks)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -120,14 +118,15 @@ class _Order:
             _Deck(positions, self.seed, f"extra {number}, turn" if number else "epoch")
             for number, positions in enumerate(self.sources)
         )
-        count, *counts = self.plan.counts
+        count, *counts = self.layout.counts
+        repeats = self.layout.repeats
         for step in range(self.start, self.stop):
-            epoch, within = divmod(step, self.plan.steps)
-            cards = [*own.deal(epoch * len(own.positions) + within * count, count)]
+            epoch, within = divmod(step, self.layout.steps)
+            cards = [*own.deal(epoch * len(own.positions) * repeats + within * count, count, repeats)]
             for deck, each in zip(extra, counts, strict=True):
-                cards += deck.deal(step * each, each)
-            whole = [Key(*card, copy, epoch) for copy in range(self.plan.repeats) for card in cards]
-            if len(whole) > count:  # or MixUp would pair, and processes share, copies and sources always alike
+                cards += deck.deal(step * each, each, repeats)
+            whole = sorted((Key(*card, epoch) for card in cards), key=lambda key: key.copy)
+            if repeats > 1 or extra:  # or MixUp would pair, and processes share, copies and sources always alike
                 whole = [whole[place] for place in rng.permutation(self.seed, f"places {step}", len(whole)).tolist()]
             yield [whole[place] for place in self.share]
 
@@ -158,11 +157,12 @@ def training_batches(
     """The batches of steps `start` … `stop` of a run; of each its share, if there is more than one process.
 
     With `repeats` (Hoffer et al. 2020) a batch holds that many differently augmented copies of fewer images, and an
-    epoch of as many steps shows that part of them.
+    epoch of as many steps shows that part of them. If the batch is not their multiple, the copies of its last image go
+    on in the next, as in DeiT.
     """
     return DataLoader(
         _Augmented(pool, transform, seed),
-        batch_sampler=_Order(pool, plan(pool, batch, repeats), seed, start, stop, rank, ranks),
+        batch_sampler=_Order(pool, batch_layout(pool, batch, repeats), seed, start, stop, rank, ranks),
         collate_fn=_as_is,
         num_workers=workers,
         worker_init_fn=_ignore_signals,

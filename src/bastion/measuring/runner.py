@@ -18,9 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (a model that was sent to a worker process imports timm)
-
-# isort: split
 import torch
 from torch import nn
 

@@ -20,7 +20,7 @@ from bastion.measuring.store import FactStore
 from bastion.models import Classifier
 from bastion.models.load import load
 from bastion.probes import probes
-from bastion.recipe import merge
+from bastion.recipe_files import merge
 from bastion.registry import canonical
 from bastion.run import processor, version
 from bastion.studies import studies

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 from bastion.models.resnet import small_images
 
 
@@ -37,16 +34,31 @@ class MHSA(nn.Module):
         return x.reshape(x.shape[0], self.heads, -1, x.shape[2] * x.shape[3]).transpose(2, 3)  # (B, heads, N, d)
 
 
+@family(
+    {
+        "cifar/botnet": Size(
+            "BoTNet-50 for 32×32 images, 18.8 M parameters; the last of its four stages attends, on 8×8, then 4×4.",
+            *((64, 128, 256, 512), (3, 4, 6, 3)),
+            drop_rate=0.3,
+        ),
+        "tiny/botnet": Size("BoTNet of 0.7 M parameters for 32×32 images.", (16, 32, 64, 128), (1, 1, 2, 2)),
+    },
+    paper="Srinivas et al. 2021, Bottleneck transformers",
+    blocks=(Blocks("layer4.*", "tokens"), Blocks("layer*.*")),
+)
 class BoTNet(ResNet):  # type: ignore[misc]  # timm is untyped
     def __init__(
         self,
         channels: tuple[int, ...],
         depths: tuple[int, ...],
-        num_classes: int,
-        in_chans: int,
-        img_size: int,
-        drop_rate: float,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        drop_rate: float = 0.0,
     ) -> None:
+        if img_size < 8 or img_size % 8:
+            raise ValueError(f"img_size: three stages halve the map, so it must be a multiple of 8, got {img_size}")
         super().__init__(Bottleneck, depths, num_classes, in_chans, channels=channels, drop_rate=drop_rate)
         small_images(self)
         side = img_size // 4  # of the map that reaches the last stage
@@ -60,30 +72,3 @@ class BoTNet(ResNet):  # type: ignore[misc]  # timm is untyped
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith(("rel_h", "rel_w"))}
-
-
-def _botnet(
-    channels: tuple[int, ...],
-    depths: tuple[int, ...],
-    num_classes: int,
-    in_chans: int,
-    img_size: int,
-    drop_rate: float,
-) -> Backbone:
-    if img_size < 8 or img_size % 8:
-        raise ValueError(f"img_size: three stages halve the map, so it must be a multiple of 8, got {img_size}")
-    network = BoTNet(channels, depths, num_classes, in_chans, img_size, drop_rate)
-    paper = "Srinivas et al. 2021, Bottleneck transformers"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
-
-
-@models.register("cifar/botnet")
-def cifar_botnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, drop_rate: float = 0.3) -> Backbone:
-    """BoTNet-50 for 32×32 images, 18.8 M parameters; the last of its four stages attends, on 8×8, then 4×4."""
-    return _botnet((64, 128, 256, 512), (3, 4, 6, 3), num_classes, in_chans, img_size, drop_rate)
-
-
-@models.register("tiny/botnet")
-def tiny_botnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, drop_rate: float = 0.0) -> Backbone:
-    """BoTNet of 0.7 M parameters for 32×32 images."""
-    return _botnet((16, 32, 64, 128), (1, 1, 2, 2), num_classes, in_chans, img_size, drop_rate)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import Attention, DropPath, Mlp
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 from bastion.models.initial import truncated_linear
 
 # As in the paper's names, CCT-7/3x1 being 7 blocks on one 3×3 convolution.
@@ -60,22 +57,42 @@ class CCTBlock(nn.Module):
         return x + branch
 
 
+@family(
+    {
+        "cifar/cct": Size(
+            "CCT-7/3x1 for CIFAR-10, 3.8 M parameters: 256 tokens from one convolution, 256 wide, 7 deep.",
+            *(256, 7, 4, 2.0),
+        ),
+        "tiny/cct": Size(
+            "CCT-4/3x2, small enough for two cores, 0.5 M parameters: 64 tokens, 128 wide, 4 deep.",
+            *(128, 4, 2, 1.0),
+            tokenizer="3x2",
+        ),
+    },
+    paper="Hassani et al. 2021, Escaping the big data paradigm with compact transformers",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
 class CCT(nn.Module):
+    """Images above 64 pixels get the tokenizer 7x2 (196 tokens at 224) unless it is named: 3x1 would make 12544."""
+
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        *,
-        num_classes: int,
         embed_dim: int,
         depth: int,
         num_heads: int,
         mlp_ratio: float,
-        attn_drop_rate: float,
-        drop_path_rate: float,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        tokenizer: Tokenizing | None = None,
+        attn_drop_rate: float = 0.1,
+        drop_path_rate: float = 0.1,
     ) -> None:
         super().__init__()
-        self.patch_embed = tokenizer
-        self.pos_embed = nn.Parameter(torch.empty(1, tokenizer.num_patches, embed_dim))
+        kind = tokenizer or ("3x1" if img_size <= 64 else "7x2")
+        self.patch_embed = Tokenizer(kind, img_size, in_chans, embed_dim)
+        self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim))
         rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.Sequential(*(CCTBlock(embed_dim, num_heads, mlp_ratio, attn_drop_rate, r) for r in rates))
         self.norm = nn.LayerNorm(embed_dim)
@@ -99,60 +116,3 @@ def _init(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight)
     else:
         truncated_linear(module)
-
-
-@models.register("cifar/cct")
-def cifar_cct(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    tokenizer: Tokenizing | None = None,
-    attn_drop_rate: float = 0.1,
-    drop_path_rate: float = 0.1,
-) -> Backbone:
-    """CCT-7/3x1 for CIFAR-10, 3.8 M parameters: 256 tokens from one convolution, 256 wide, 7 deep.
-
-    Images above 64 pixels get the tokenizer 7x2 (196 tokens at 224) unless it is named: 3x1 would make 12544.
-    """
-    kind = tokenizer or ("3x1" if img_size <= 64 else "7x2")
-    network = CCT(
-        Tokenizer(kind, img_size, in_chans, 256),
-        num_classes=num_classes,
-        embed_dim=256,
-        depth=7,
-        num_heads=4,
-        mlp_ratio=2.0,
-        attn_drop_rate=attn_drop_rate,
-        drop_path_rate=drop_path_rate,
-    )
-    return _backbone(network, num_classes, in_chans, img_size)
-
-
-@models.register("tiny/cct")
-def tiny_cct(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    tokenizer: Tokenizing = "3x2",
-    attn_drop_rate: float = 0.1,
-    drop_path_rate: float = 0.1,
-) -> Backbone:
-    """CCT-4/3x2, small enough for two cores, 0.5 M parameters: 64 tokens, 128 wide, 4 deep."""
-    network = CCT(
-        Tokenizer(tokenizer, img_size, in_chans, 128),
-        num_classes=num_classes,
-        embed_dim=128,
-        depth=4,
-        num_heads=2,
-        mlp_ratio=1.0,
-        attn_drop_rate=attn_drop_rate,
-        drop_path_rate=drop_path_rate,
-    )
-    return _backbone(network, num_classes, in_chans, img_size)
-
-
-def _backbone(network: CCT, num_classes: int, in_chans: int, img_size: int) -> Backbone:
-    paper = "Hassani et al. 2021, Escaping the big data paradigm with compact transformers"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, Mlp
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
+from bastion.models.stems import as_image, as_tokens
 
 
 class ImageToTokens(nn.Module):
@@ -34,7 +32,7 @@ class ImageToTokens(nn.Module):
         self.proj = nn.Conv2d(32, embed_dim, patch_size, patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.flatten(self.proj(self.stem(x)), 2).transpose(1, 2)  # (B, N, d)
+        return as_tokens(self.proj(self.stem(x)))  # (B, N, d)
 
 
 class LeFF(nn.Module):
@@ -51,8 +49,7 @@ class LeFF(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        image = x.transpose(1, 2).reshape(len(x), x.shape[2], *self.grid)
-        return torch.flatten(self.layers(image), 2).transpose(1, 2)
+        return as_tokens(self.layers(as_image(x, self.grid)))
 
 
 class CeiTBlock(nn.Module):
@@ -96,18 +93,36 @@ class LayerwiseClassAttention(nn.Module):
         return last + branch
 
 
+@family(
+    {
+        "cifar/ceit": Size("CeiT-T for CIFAR-10, 5.6 M parameters: a stem of stride 4, 192 wide, 12 deep.", 192, 12, 3),
+        "tiny/ceit": Size(
+            "CeiT small enough for two cores, 1.2 M parameters: 64 tokens at 32, 128 wide, 6 deep.",
+            *(128, 6, 4),
+            patch_size=1,
+        ),
+    },
+    paper="Yuan et al. 2021, Incorporating convolution designs into visual transformers",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
 class CeiT(nn.Module):
+    """`patch_size` is in pixels of the stem's map: with 4, 4 tokens at 32, 196 at 224.
+
+    `class_attention` adds the paper's attention over the class tokens of all layers, which the count for CIFAR-10 is
+    without.
+    """
+
     def __init__(
         self,
-        *,
-        num_classes: int,
-        in_chans: int,
-        img_size: int,
-        patch_size: int,
         embed_dim: int,
         depth: int,
         num_heads: int,
-        class_attention: bool,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        patch_size: int = 4,
+        class_attention: bool = False,
     ) -> None:
         super().__init__()
         self.patch_embed = ImageToTokens(img_size, patch_size, in_chans, embed_dim)
@@ -131,58 +146,3 @@ class CeiT(nn.Module):
         last = classes[-1] if self.class_attention is None else self.class_attention(torch.stack(classes, dim=1))
         logits: Tensor = self.head(self.norm(last))
         return logits
-
-
-@models.register("cifar/ceit")
-def cifar_ceit(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    patch_size: int = 4,
-    class_attention: bool = False,
-) -> Backbone:
-    """CeiT-T for CIFAR-10, 5.6 M parameters: a stem of stride 4, 192 wide, 12 deep.
-
-    `patch_size` is in pixels of the stem's map: 4 tokens at 32, 196 at 224. `class_attention` adds the paper's
-    attention over the class tokens of all layers, which the count for CIFAR-10 is without.
-    """
-    return _ceit(num_classes, in_chans, img_size, patch_size, class_attention, embed_dim=192, depth=12, num_heads=3)
-
-
-@models.register("tiny/ceit")
-def tiny_ceit(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    patch_size: int = 1,
-    class_attention: bool = False,
-) -> Backbone:
-    """CeiT small enough for two cores, 1.2 M parameters: 64 tokens at 32, 128 wide, 6 deep."""
-    return _ceit(num_classes, in_chans, img_size, patch_size, class_attention, embed_dim=128, depth=6, num_heads=4)
-
-
-def _ceit(
-    num_classes: int,
-    in_chans: int,
-    img_size: int,
-    patch_size: int,
-    class_attention: bool,
-    *,
-    embed_dim: int,
-    depth: int,
-    num_heads: int,
-) -> Backbone:
-    network = CeiT(
-        num_classes=num_classes,
-        in_chans=in_chans,
-        img_size=img_size,
-        patch_size=patch_size,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-        class_attention=class_attention,
-    )
-    paper = "Yuan et al. 2021, Incorporating convolution designs into visual transformers"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, Field, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as encode
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bastion import rng, storage
 from bastion.errors import BastionError
+from bastion.forward import in_mode
 from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
 
 CARD = "card.json"
+# Of the largest logit. Rounding on other machines makes 1e-6, TF32 1e-3; another number of heads or resize, 1e-1.
+TOLERANCE = 1e-2
+# Above what any classifier of images asks for, and far below what fills a machine's memory.
+LARGEST_NUMBER = 2**16  # a width, a depth, a number of classes
+LARGEST_IMAGE = 2**24  # channels · height · width
+LARGEST_BUFFERS = 2**27  # numbers in masks and tables, which the weights need not hold
 
 
 class Card(BaseModel):
     """Everything besides the weights that a model is made of."""
 
-    format: Literal[1]
+    format: Literal[1, 2] = 2  # 1: without logits and checksum
     model: dict[str, Any]  # what the registry builds the backbone from
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -33,6 +45,7 @@ class Card(BaseModel):
     resize: Resize | None = None
     parameters: int
     weights: str = Field(pattern="^[0-9a-f]{64}$")  # `digest` of the model; names the file
+    logits: tuple[tuple[float, ...], ...] = ()  # of two fixed images, so that another use of the weights is noticed
     about: dict[str, Any] = {}
 
 
@@ -69,9 +82,7 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
         raise BastionError(f"{folder}: this model was not built from a spec, so no card could rebuild it")
     folder, weights = Path(folder), digest(model)
     state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-    storage.write_bytes(weights_file(folder, weights), encode(state))
     card = Card(
-        format=1,
         model=model.spec,
         mean=tuple(model.mean.flatten().tolist()),
         std=tuple(model.std.flatten().tolist()),
@@ -79,12 +90,21 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
         resize=model.resize,
         parameters=complexity.parameters(model),
         weights=weights,
+        logits=tuple(tuple(float(f"{logit:.6g}") for logit in row) for row in _fixed_logits(model, folder).tolist()),
         about=dict(about or {}),
     )
+    storage.write_bytes(weights_file(folder, weights), encode(state))
     # The card names its weights, so writing it is the one moment at which the new model takes the old one's place.
-    storage.write_json(folder / CARD, card.model_dump(mode="json"))
+    storage.write_json(folder / CARD, card.model_dump(mode="json", exclude={"format"}))
     for other in set(folder.glob("*.safetensors")) - {weights_file(folder, weights)}:
         other.unlink(missing_ok=True)
+
+
+def convert(folder: Path | str) -> None:
+    """Give a card of format 1 the logits and the checksum that a newer one has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save(load(Path(folder)), Path(folder), read_card(Path(folder)).about)
 
 
 def weights_file(folder: Path, weights: str) -> Path:
@@ -107,38 +127,126 @@ def load(folder: Path) -> Classifier:
     """The classifier of a folder with weights and card, in eval mode. No code of the folder's is run."""
     folder = Path(folder)
     card = read_card(folder)
-    where = f"{folder / CARD}: model"
-    model = build(card.model, mean=card.mean, std=card.std, shape=card.shape, resize=card.resize, path=where)
     path = weights_file(folder, card.weights)
-    load_weights(model, path)
+    settings: dict[str, Any] = {"mean": card.mean, "std": card.std, "shape": card.shape, "resize": card.resize}
+    make = partial(build, card.model, **settings, path=f"{folder / CARD}: model")
+    _check_fits(card, make, path)
+    model = make().eval()
+    model.load_state_dict(read_tensors(path))
     if digest(model) != card.weights:
         raise BastionError(f"{path}: damaged, or not the weights that the card tells of; get both again")
-    return model.eval()
+    _check_use(model, card, folder)
+    return model
 
 
-def load_weights(model: Classifier, path: Path) -> None:
-    """Load a safetensors file strictly: every tensor of the model from it, and nothing left over."""
-    state = read_tensors(path)
-    own = model.state_dict()
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
+    """Refuse a card that asks for another network than its weights are of, before any of it takes time or memory."""
+    where = path.with_name(CARD)
+    largest = max(_numbers(card.model), default=0)
+    if largest > LARGEST_NUMBER:
+        raise BastionError(f"{where}: model: asks for {largest:.6g}; no option may be above {LARGEST_NUMBER}")
+    stored = _shapes(path)
+    with torch.device("meta"), _at_most(2 * len(stored) + 100):  # some are made only to be replaced
+        model = make()
+    for shape in (card.shape, (card.shape[0], *model.size)):
+        if min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
+            raise BastionError(f"{where}: asks for images of {'×'.join(map(str, shape))}; that is out of bounds")
+    if sum(buffer.numel() for buffer in model.buffers()) > LARGEST_BUFFERS:
+        raise BastionError(f"{where}: model: its tables and masks would have more than {LARGEST_BUFFERS} numbers")
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    missing, extra = sorted(own.keys() - stored.keys()), sorted(stored.keys() - own.keys())
     if missing or extra:
         raise BastionError(
             f"{path}: not the weights of this model: {len(missing)} tensors missing {missing[:3]}, "
             f"{len(extra)} unknown {extra[:3]}"
         )
-    for name, tensor in state.items():
-        if tensor.shape != own[name].shape:
+    for name in own:
+        if stored[name] != own[name]:
             raise BastionError(
-                f"{path}: '{name}' has shape {tuple(tensor.shape)}, the model needs {tuple(own[name].shape)}; "
-                "was it trained with another size or number of classes?"
+                f"{path}: '{name}' has shape {stored[name]}, the model needs {own[name]}; was it trained with "
+                "another size or number of classes?"
             )
-    model.load_state_dict(state)
+
+
+def _numbers(options: Any) -> Iterator[float]:
+    """All numbers in the options of a model, however deep they lie."""
+    if isinstance(options, Mapping):
+        options = list(options.values())
+    if isinstance(options, list | tuple):
+        for each in options:
+            yield from _numbers(each)
+    elif isinstance(options, int | float):
+        yield abs(options)
+
+
+@contextmanager
+def _at_most(count: int) -> Iterator[None]:
+    """Stop building a network at the first parameter beyond this many."""
+    seen = 0
+
+    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > count:
+            raise BastionError("asks for a network far larger than its weights; get both again")
+
+    handle = register_module_parameter_registration_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _check_use(model: Classifier, card: Card, folder: Path) -> None:
+    """The weights fit; are they used as when the model was saved?"""
+    where = folder / CARD
+    if (tuple(model.mean.flatten().tolist()), tuple(model.std.flatten().tolist())) != (card.mean, card.std):
+        raise BastionError(f"{where}: mean and std are not those that are stored with the weights; restore it")
+    if card.format == 1:
+        warnings.warn(
+            f"{where}: of format 1, which has no logits to compare the model with; convert it once with "
+            f"bastion.models.checkpoint.convert({str(folder)!r})",
+            stacklevel=3,
+        )
+        return
+    found, stored = _fixed_logits(model, folder), torch.tensor(card.logits)
+    if found.shape != stored.shape or not torch.allclose(
+        found, stored, rtol=0, atol=TOLERANCE * stored.abs().max().item(), equal_nan=True
+    ):
+        raise BastionError(
+            f"{where}: the model does not answer as it did when it was saved: the card was edited, or this version of "
+            "a library computes otherwise; restore the card"
+        )
+
+
+def _fixed_logits(model: Classifier, where: Path) -> Tensor:
+    """(2, classes), of images that depend on their shape alone."""
+    x = rng.uniform(0, torch.arange(2), "card", model.shape).to(model.mean)
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            logits: Tensor = model(x)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        size = "×".join(map(str, model.shape))
+        raise BastionError(f"{where}: the model does not run on images of {size}: {error}") from error
+    return logits.float().cpu()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    with _safetensors(path):
+        return load_file(path)
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of all tensors, from the header alone."""
+    with _safetensors(path), safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (no mapping)
+
+
+@contextmanager
+def _safetensors(path: Path) -> Iterator[None]:
     storage.check_safetensors(path)
     try:
-        return load_file(path)
+        yield
     except SafetensorError as error:
         raise BastionError(f"{path}: corrupt or truncated ({error}); get it again, or use an earlier one") from error
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
+from bastion.models.stems import as_image, as_tokens, check_patches
 
 Pool = Literal["token", "avg"]
 
@@ -38,8 +36,7 @@ class PEG(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         prefix, patches = x[:, : self.prefix], x[:, self.prefix :]
-        image = patches.transpose(1, 2).reshape(len(x), x.shape[2], *self.grid)
-        return torch.cat([prefix, patches + self.proj(image).flatten(2).transpose(1, 2)], dim=1)
+        return torch.cat([prefix, patches + as_tokens(self.proj(as_image(patches, self.grid)))], dim=1)
 
 
 class ConditionalViT(VisionTransformer):  # type: ignore[misc]
@@ -67,9 +64,8 @@ def _trunk(
     num_heads: int,
     drop_rate: float,
     **settings: Any,
-) -> VisionTransformer:
-    if patch_size < 1 or img_size % patch_size:
-        raise ValueError(f"img_size must be a multiple of patch_size, got {img_size} and {patch_size}")
+) -> Any:
+    check_patches(img_size, patch_size)
     network = kind(
         img_size=img_size,
         patch_size=patch_size,
@@ -91,11 +87,14 @@ def _trunk(
     return network
 
 
-@models.register("cifar/vit")
-def cifar_vit(
+@family(
+    {"cifar/vit": Size("ViT for CIFAR-10, 9.8 M parameters: 512 wide, 6 deep, MLPs of ratio 1, a head of two layers.")},
+    paper="Dosovitskiy et al. 2021, An image is worth 16×16 words",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
+def vit(
     *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int = 4, drop_rate: float = 0.1
-) -> Backbone:
-    """ViT for CIFAR-10, 9.8 M parameters: 512 wide, 6 deep, MLPs of ratio 1, a head of two layers."""
+) -> Any:
     network = _trunk(
         VisionTransformer,
         img_size=img_size,
@@ -106,29 +105,24 @@ def cifar_vit(
         drop_rate=drop_rate,
     )
     network.head = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Dropout(drop_rate), nn.Linear(512, num_classes))
-    paper = "Dosovitskiy et al. 2021, An image is worth 16×16 words"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
+    return network
 
 
-@models.register("cifar/cpvt")
-def cifar_cpvt(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    patch_size: int = 4,
-    global_pool: Pool = "token",
-    drop_rate: float = 0.1,
-) -> Backbone:
-    """CPVT for CIFAR-10, 9.5 M parameters: the trunk of `cifar/vit`, positions from one convolution.
-
-    `global_pool: avg` has no class token and averages the tokens instead.
-    """
-    return _cpvt(num_classes, in_chans, img_size, patch_size, global_pool, drop_rate, embed_dim=512, num_heads=8)
-
-
-@models.register("tiny/cpvt")
-def tiny_cpvt(
+@family(
+    {
+        "cifar/cpvt": Size(
+            "CPVT for CIFAR-10, 9.5 M parameters: the trunk of `cifar/vit`, positions from one convolution.",
+            *(512, 8),
+            drop_rate=0.1,
+        ),
+        "tiny/cpvt": Size("CPVT small enough for two cores, 1.3 M parameters: 192 wide, 6 deep.", 192, 6),
+    },
+    paper="Chu et al. 2023, Conditional positional encodings for Vision Transformers",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
+def cpvt(
+    embed_dim: int,
+    num_heads: int,
     *,
     num_classes: int = 10,
     in_chans: int = 3,
@@ -136,23 +130,9 @@ def tiny_cpvt(
     patch_size: int = 4,
     global_pool: Pool = "token",
     drop_rate: float = 0.0,
-) -> Backbone:
-    """CPVT small enough for two cores, 1.3 M parameters: 192 wide, 6 deep."""
-    return _cpvt(num_classes, in_chans, img_size, patch_size, global_pool, drop_rate, embed_dim=192, num_heads=6)
-
-
-def _cpvt(
-    num_classes: int,
-    in_chans: int,
-    img_size: int,
-    patch_size: int,
-    global_pool: Pool,
-    drop_rate: float,
-    *,
-    embed_dim: int,
-    num_heads: int,
-) -> Backbone:
-    network = _trunk(
+) -> Any:
+    """`global_pool: avg` has no class token and averages the tokens instead."""
+    return _trunk(
         ConditionalViT,
         img_size=img_size,
         patch_size=patch_size,
@@ -164,5 +144,3 @@ def _cpvt(
         global_pool=global_pool,
         class_token=global_pool == "token",
     )
-    paper = "Chu et al. 2023, Conditional positional encodings for Vision Transformers"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,13 +16,27 @@ from torch import Tensor, nn
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError, did_you_mean
 from bastion.forward import in_mode
-from bastion.types import Block
+from bastion.types import Attention, Block, Taps
 
 Resize = Literal["bilinear", "bicubic"]
-Attention = Literal["tokens", "windows", "channels"]  # between what the maps of a family are
+Renames = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 
-# The word that the field's code bases end the class of a residual block with.
-_BLOCK = re.compile(r"(Block|Bottleneck|ResidualUnit|Residual|DepthwiseSeparableConv)\w*$")
+
+@dataclass(frozen=True)
+class Blocks:
+    """Modules of a network that are residual blocks: `stages.*.blocks.*`, each * a number."""
+
+    names: str
+    attention: Attention | None = None  # what their maps are between
+    having: str = ""  # only those that have this submodule
+
+    def include(self, name: str, module: nn.Module) -> bool:
+        pattern = re.escape(self.names).replace(r"\*", r"\d+")
+        return bool(re.fullmatch(pattern, name)) and (not self.having or self.having in _names(module))
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_modules()}
 
 
 @dataclass(frozen=True)
@@ -32,19 +47,9 @@ class Backbone:
     num_classes: int
     shape: tuple[int, int, int]  # (C, H, W) that it is made for
     paper: str = ""  # that the architecture is from
-    attention: Attention | None = None  # what its maps are between, where that is known
+    blocks: tuple[Blocks, ...] = ()  # of several that include a module, the first counts
     # From the names of tensors in the authors' release to ours: a pattern of the whole name, and what `re.sub` puts.
-    renames: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
-
-
-@dataclass
-class Taps:
-    """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
-
-    blocks: dict[str, Tensor] = field(default_factory=dict)
-    # Softmaxed, (B, heads, queries, keys); families with windows have B times the windows in the first place.
-    # A block that attends more than once leaves its last map.
-    attention: dict[str, Tensor] = field(default_factory=dict)
+    renames: Renames = ()
 
 
 class Classifier(nn.Module):
@@ -69,7 +74,11 @@ class Classifier(nn.Module):
         """
         super().__init__()
         channels = backbone.shape[0]
-        if len(mean) != channels or len(std) != channels or min(std) <= 0:
+        if (
+            len(mean) != channels
+            or len(std) != channels
+            or not (all(map(math.isfinite, mean)) and all(0 < each < math.inf for each in std))
+        ):
             raise BastionError(
                 f"normalisation: need {channels} means and {channels} positive stds for images of {channels} channels, "
                 f"got mean {mean} and std {std}"
@@ -80,6 +89,7 @@ class Classifier(nn.Module):
         self.size = backbone.shape[1:]
         self.resize = resize
         self.spec = dict(spec) if spec is not None else None
+        self._blocks = backbone.blocks
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
@@ -99,15 +109,16 @@ class Classifier(nn.Module):
         return {f"network.{name}" for name in named()}
 
     def blocks(self) -> list[Block]:
-        """The residual blocks in order."""
-        found: list[Block] = []
+        """The residual blocks in order, as the family declares them."""
+        found = []
         for name, module in self.network.named_modules():
-            inside = any(name.startswith(f"{block.name}.") for block in found)
-            if not inside and _BLOCK.search(type(module).__name__):
-                found.append(Block(name, module))
+            declared = next((each for each in self._blocks if each.include(name, module)), None)
+            if declared:
+                found.append(Block(name, module, declared.attention))
         if not found:
             raise BastionError(
-                f"{type(self.network).__name__}: no residual blocks found; none of its modules is called one"
+                f"{type(self.network).__name__}: which of its modules are residual blocks is not known; declare them "
+                "with Backbone(blocks=…)"
             )
         return found
 
@@ -161,17 +172,18 @@ def _hooked(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
 @contextmanager
 def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
     """Watch every attention map that is made inside a block, fused ones too, whatever the family calls its modules."""
+    attending = [block for block in blocks if block.attention]
+    if not attending:
+        raise BastionError("tap: this model has no attention maps; none of its blocks attends")
     watch = _Watch(store)
     with ExitStack() as stack:
-        for block in blocks:
+        for block in attending:
             enter = block.module.register_forward_pre_hook(lambda _, x, name=block.name: watch.enter(name, len(x[0])))
             leave = block.module.register_forward_hook(lambda *_: watch.leave())
             stack.callback(enter.remove)
             stack.callback(leave.remove)
         stack.enter_context(watch)
         yield
-    if watch.visited and not store:
-        raise BastionError("tap: this model has no attention maps; its blocks run no softmax over queries and keys")
 
 
 class _Watch(AttentionMode):
@@ -181,10 +193,9 @@ class _Watch(AttentionMode):
         super().__init__()
         self.store = store
         self.block: str | None = None
-        self.visited = False
 
     def enter(self, block: str, batch: int) -> None:
-        self.block, self.batch, self.visited = block, batch, True
+        self.block, self.batch = block, batch
 
     def leave(self) -> None:
         self.block = None

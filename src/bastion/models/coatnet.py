@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch.nn.functional as F
 from timm.layers import Mlp, RelPosBias, SqueezeExcite
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
+from bastion.models.stems import as_image, as_tokens
 
 _HEADS, _HEAD_DIM = 8, 32
 
@@ -49,11 +47,11 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(x)
-        branch: Tensor = self.attn(self.norm1(x.flatten(2).transpose(1, 2)))  # (B, N, after)
+        branch: Tensor = self.attn(self.norm1(as_tokens(x)))  # (B, N, after)
         x = self.skip(x)
-        tokens = x.flatten(2).transpose(1, 2) + branch
+        tokens = as_tokens(x) + branch
         branch = self.mlp(self.norm2(tokens))
-        return (tokens + branch).transpose(1, 2).reshape(x.shape)
+        return as_image(tokens + branch, x.shape[2:])
 
 
 class RelativeAttention(nn.Module):
@@ -81,19 +79,39 @@ def _conv(before: int, after: int, stride: int) -> nn.Sequential:
     return nn.Sequential(conv, nn.BatchNorm2d(after), nn.GELU())
 
 
+@family(
+    {
+        "cifar/coatnet": Size(
+            "CoAtNet-0 for CIFAR-10, 17 M parameters: four stages, each of convolution (C) or attention (T).",
+            *((64, 96, 192, 384, 768), (2, 3, 5, 2), 2),
+        ),
+        "tiny/coatnet": Size(
+            "CoAtNet small enough for two cores, 0.9 M parameters; a stem of stride 1, so maps of 16, 8, 4, 2 at 32.",
+            *((32, 32, 64, 96, 128), (2, 2, 2, 2), 1),
+        ),
+    },
+    paper="Dai et al. 2021, CoAtNet",
+    blocks=(Blocks("stages.*.*", "tokens", having="attn"), Blocks("stages.*.*")),
+)
 class CoAtNet(nn.Module):
+    """Each stage halves the map: with a stem of stride 2 to 8, 4, 2, 1 at 32, and to 56, 28, 14, 7 at 224."""
+
     def __init__(
         self,
-        stages: str,
-        *,
-        num_classes: int,
-        in_chans: int,
-        img_size: int,
         widths: tuple[int, ...],
         depths: tuple[int, ...],
         stem_stride: int,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        stages: str = "CCTT",
     ) -> None:
         super().__init__()
+        if len(stages) != 4 or set(stages) - set("CT"):
+            raise ValueError(f"stages must be four letters, each C or T, got {stages!r}")
+        if img_size % (16 * stem_stride):
+            raise ValueError(f"img_size must be a multiple of {16 * stem_stride}, got {img_size}")
         kinds = {"C": MBConvBlock, "T": TransformerBlock}
         before, grid = widths[0], img_size // stem_stride
         self.stem = nn.Sequential(_conv(in_chans, before, stem_stride), _conv(before, before, 1))
@@ -108,52 +126,3 @@ class CoAtNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.stages(self.stem(x)).mean(dim=(2, 3)))
         return logits
-
-
-@models.register("cifar/coatnet")
-def cifar_coatnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stages: str = "CCTT") -> Backbone:
-    """CoAtNet-0 for CIFAR-10, 17 M parameters: four stages, each of convolution (C) or attention (T).
-
-    A stage halves the map: 8, 4, 2, 1 at 32; 56, 28, 14, 7 at 224.
-    """
-    widths, depths = (64, 96, 192, 384, 768), (2, 3, 5, 2)
-    return _coatnet(stages, num_classes, in_chans, img_size, widths, depths, stem_stride=2)
-
-
-@models.register("tiny/coatnet")
-def tiny_coatnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stages: str = "CCTT") -> Backbone:
-    """CoAtNet small enough for two cores, 0.9 M parameters; a stem of stride 1, so maps of 16, 8, 4, 2 at 32."""
-    widths, depths = (32, 32, 64, 96, 128), (2, 2, 2, 2)
-    return _coatnet(stages, num_classes, in_chans, img_size, widths, depths, stem_stride=1)
-
-
-def _coatnet(
-    stages: str,
-    num_classes: int,
-    in_chans: int,
-    img_size: int,
-    widths: tuple[int, ...],
-    depths: tuple[int, ...],
-    *,
-    stem_stride: int,
-) -> Backbone:
-    if len(stages) != 4 or set(stages) - set("CT"):
-        raise ValueError(f"stages must be four letters, each C or T, got {stages!r}")
-    if img_size % (16 * stem_stride):
-        raise ValueError(f"img_size must be a multiple of {16 * stem_stride}, got {img_size}")
-    network = CoAtNet(
-        stages,
-        num_classes=num_classes,
-        in_chans=in_chans,
-        img_size=img_size,
-        widths=widths,
-        depths=depths,
-        stem_stride=stem_stride,
-    )
-    return Backbone(
-        network,
-        num_classes,
-        (in_chans, img_size, img_size),
-        paper="Dai et al. 2021, CoAtNet",
-        attention="tokens" if "T" in stages else None,
-    )

@@ -2,75 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.layers import calculate_drop_path_rates
 from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 from bastion.models.initial import truncated
 from bastion.models.stems import check_patches
 
+BLOCKS = (Blocks("blocks.*"),)
 # The authors' names of what timm's block has.
 RENAMES = ((r"(.*)\.dwconv\.(.*)", r"\1.conv_dw.\2"), (r"(.*)\.pwconv([12])\.(.*)", r"\1.mlp.fc\2.\3"))
 
 
-@dataclass(frozen=True)
-class Isotropic:
-    width: int
-    depth: int
-    layer_scale: float | None = None  # what it starts with; none: the blocks have no such gain
-
-
-SIZES = {"s": Isotropic(384, 18), "b": Isotropic(768, 18), "l": Isotropic(1024, 36, layer_scale=1e-6)}
-
-
+@family(
+    {
+        "convnext-iso/s": Size("Isotropic ConvNeXt-S: 18 blocks of width 384 on one grid.", 384, 18),
+        "convnext-iso/b": Size("Isotropic ConvNeXt-B: 18 blocks of width 768 on one grid.", 768, 18),
+        "convnext-iso/l": Size("Isotropic ConvNeXt-L: 36 blocks of width 1024 on one grid.", 1024, 36, 1e-6),
+    },
+    paper="Liu et al. 2022, A ConvNet for the 2020s",
+    blocks=BLOCKS,
+    renames=RENAMES,
+)
 class IsotropicConvNeXt(nn.Module):
     """One convolution makes patches, all blocks keep the grid, the mean over it is classified."""
 
     def __init__(
-        self, size: Isotropic, *, num_classes: int, in_chans: int, patch_size: int, drop_path_rate: float
-    ) -> None:
-        super().__init__()
-        self.stem: nn.Module = nn.Conv2d(in_chans, size.width, patch_size, patch_size)
-        rates = calculate_drop_path_rates(drop_path_rate, size.depth)
-        self.blocks = nn.Sequential(
-            *(ConvNeXtBlock(size.width, ls_init_value=size.layer_scale, drop_path=rate) for rate in rates)
-        )
-        self.norm = nn.LayerNorm(size.width, eps=1e-6)
-        self.head = nn.Linear(size.width, num_classes)
-        self.apply(truncated)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.blocks(self.stem(x))  # (B, C, H, W)
-        logits: Tensor = self.head(self.norm(maps.mean(dim=(2, 3))))
-        return logits
-
-
-def _register(name: str, size: Isotropic) -> None:
-    @models.register(f"convnext-iso/{name}")
-    def convnext_iso(
+        self,
+        width: int,
+        depth: int,
+        layer_scale: float | None = None,  # what it starts with; none: the blocks have no such gain
         *,
         num_classes: int = 1000,
         in_chans: int = 3,
         img_size: int = 224,
         patch_size: int = 16,
         drop_path_rate: float = 0.0,
-    ) -> Backbone:
+    ) -> None:
         check_patches(img_size, patch_size)
-        network = IsotropicConvNeXt(
-            size, num_classes=num_classes, in_chans=in_chans, patch_size=patch_size, drop_path_rate=drop_path_rate
+        super().__init__()
+        self.stem: nn.Module = nn.Conv2d(in_chans, width, patch_size, patch_size)
+        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        self.blocks = nn.Sequential(
+            *(ConvNeXtBlock(width, ls_init_value=layer_scale, drop_path=rate) for rate in rates)
         )
-        shape = (in_chans, img_size, img_size)
-        return Backbone(network, num_classes, shape, paper="Liu et al. 2022, A ConvNet for the 2020s", renames=RENAMES)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, num_classes)
+        self.apply(truncated)
 
-    convnext_iso.__doc__ = f"Isotropic ConvNeXt-{name.upper()}: {size.depth} blocks of width {size.width} on one grid."
-
-
-for _name, _size in SIZES.items():
-    _register(_name, _size)
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.blocks(self.stem(x))  # (B, C, H, W)
+        logits: Tensor = self.head(self.norm(maps.mean(dim=(2, 3))))
+        return logits

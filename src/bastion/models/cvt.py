@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 from bastion.models.stems import ChannelNorm
 
 
@@ -60,18 +57,41 @@ class CvTBlock(nn.Module):
         return x + branch
 
 
+@family(
+    {
+        "cifar/cvt": Size(
+            "CvT-13 for CIFAR-10, 19.5 M parameters: 64, 192 and 384 wide, 1, 2 and 10 deep.",
+            *((64, 192, 384), (1, 2, 10), (1, 3, 6)),
+        ),
+        "tiny/cvt": Size(
+            "CvT small enough for two cores, 1.0 M parameters: 32, 64 and 128 wide, 1, 2 and 4 deep.",
+            *((32, 64, 128), (1, 2, 4), (1, 2, 4)),
+        ),
+    },
+    paper="Wu et al. 2021, CvT: Introducing convolutions to vision transformers",
+    blocks=(Blocks("stages.*.blocks.*", "tokens"),),
+)
 class CvT(nn.Module):
+    """`patch_size` is the stride of the first embedding.
+
+    By default it is 2 (maps of 16, 8, 4 at 32), and the paper's 4 for images above 64 pixels (56, 28, 14 at 224).
+    """
+
     def __init__(
         self,
         dims: tuple[int, ...],
         depths: tuple[int, ...],
         heads: tuple[int, ...],
         *,
-        num_classes: int,
-        in_chans: int,
-        stride: int,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        patch_size: int | None = None,
     ) -> None:
         super().__init__()
+        stride = (2 if img_size <= 64 else 4) if patch_size is None else patch_size
+        if stride < 1 or img_size % (4 * stride):
+            raise ValueError(f"img_size must be a multiple of 4 · patch_size, got {img_size} and {stride}")
         stages = []
         before, strides = in_chans, (stride, 2, 2)
         for dim, depth, num_heads, step in zip(dims, depths, heads, strides, strict=True):
@@ -86,40 +106,3 @@ class CvT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.stages(x).mean(dim=(2, 3)))
         return logits
-
-
-@models.register("cifar/cvt")
-def cifar_cvt(
-    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int | None = None
-) -> Backbone:
-    """CvT-13 for CIFAR-10, 19.5 M parameters: 64, 192 and 384 wide, 1, 2 and 10 deep.
-
-    `patch_size` is the stride of the first embedding: by default 2 (maps of 16, 8, 4 at 32), and the paper's 4 for
-    images above 64 pixels (56, 28, 14 at 224).
-    """
-    return _cvt((64, 192, 384), (1, 2, 10), (1, 3, 6), num_classes, in_chans, img_size, patch_size)
-
-
-@models.register("tiny/cvt")
-def tiny_cvt(
-    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int | None = None
-) -> Backbone:
-    """CvT small enough for two cores, 1.0 M parameters: 32, 64 and 128 wide, 1, 2 and 4 deep."""
-    return _cvt((32, 64, 128), (1, 2, 4), (1, 2, 4), num_classes, in_chans, img_size, patch_size)
-
-
-def _cvt(
-    dims: tuple[int, ...],
-    depths: tuple[int, ...],
-    heads: tuple[int, ...],
-    num_classes: int,
-    in_chans: int,
-    img_size: int,
-    patch_size: int | None,
-) -> Backbone:
-    stride = (2 if img_size <= 64 else 4) if patch_size is None else patch_size
-    if stride < 1 or img_size % (4 * stride):
-        raise ValueError(f"img_size must be a multiple of 4 · patch_size, got {img_size} and {stride}")
-    network = CvT(dims, depths, heads, num_classes=num_classes, in_chans=in_chans, stride=stride)
-    paper = "Wu et al. 2021, CvT: Introducing convolutions to vision transformers"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

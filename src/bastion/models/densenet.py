@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
+from typing import Any
 
-# isort: split
 from timm.models.densenet import DenseNet
 from torch import nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 
 
-@models.register("cifar/densenet")
-def cifar_densenet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
-    """DenseNet-BC for 32×32 images, growth 12, 1.0 M parameters; the 1.12 M of Tang et al. fit no standard one."""
+@family(
+    {
+        "cifar/densenet": Size(
+            "DenseNet-BC for 32×32 images, growth 12, 1.0 M parameters; the 1.12 M of Tang et al. fit no standard one."
+        )
+    },
+    paper="Huang et al. 2017, Densely connected convolutional networks",
+    blocks=(Blocks("features.denseblock*"),),
+)
+def densenet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Any:
     if img_size < 8:
         raise ValueError(f"img_size: three poolings halve the image, so it needs 8 pixels or more, got {img_size}")
     network = DenseNet(growth_rate=12, block_config=(6, 12, 24, 16), num_classes=num_classes, in_chans=in_chans)
@@ -23,5 +29,4 @@ def cifar_densenet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 
     nn.init.kaiming_normal_(stem.conv0.weight)  # as timm's are
     stem.norm0 = nn.Identity()  # each dense layer begins with a norm of its own
     stem.pool0 = nn.Identity()
-    paper = "Huang et al. 2017, Densely connected convolutional networks"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper)
+    return network

@@ -6,12 +6,8 @@ Zhou et al. 2022, Understanding the Robustness in Vision Transformers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm, LayerNorm2d, trunc_normal_
@@ -19,45 +15,13 @@ from timm.models.convnext import ConvNeXtStage
 from timm.models.xcit import LPI, ClassAttentionBlock, ConvPatchEmbed, PositionalEncodingFourier
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import SMALL, Size, family
 from bastion.models.initial import truncated, truncated_linear
 from bastion.models.stems import Grid, as_tokens, patch_grid
 from bastion.models.xcit import UNSTRIDED, make_finer
 
 _HYBRID_STRIDES = {16: 4, 8: 2}  # of the first convolution
-
-
-@dataclass(frozen=True)
-class _Size:
-    about: str
-    dim: int
-    depth: int
-    heads: int
-    stem_depths: tuple[int, int] | None = None  # of the two ConvNeXt stages; none: a plain stem
-    head_scale: float = 1.0
-    num_classes: int = 1000
-    img_size: int = 224
-    patch_size: int = 16
-
-
-_SIZES = {
-    "fan/hybrid-t": _Size("FAN-T-Hybrid: ConvNeXt stem, 7.5 M parameters.", 192, 8, 8, (3, 3)),
-    "fan/hybrid-s": _Size("FAN-S-Hybrid: ConvNeXt stem, 26.1 M parameters.", 384, 10, 8, (3, 3)),
-    "fan/hybrid-b": _Size("FAN-B-Hybrid: ConvNeXt stem, 50.5 M parameters.", 448, 16, 8, (3, 3)),
-    "fan/hybrid-l": _Size("FAN-L-Hybrid: ConvNeXt stem, 76.9 M parameters.", 480, 22, 10, (3, 5), head_scale=1e-3),
-    "fan/vit-t": _Size("FAN-T-ViT: 7.3 M parameters.", 192, 12, 4),
-    "fan/vit-s": _Size("FAN-S-ViT: 28.3 M parameters.", 384, 12, 8),
-    "fan/vit-b": _Size("FAN-B-ViT: 54.4 M parameters.", 448, 18, 8),
-    "fan/vit-l": _Size("FAN-L-ViT: 80.6 M parameters.", 480, 24, 10, head_scale=1e-3),
-    "tiny/fan": _Size(
-        "FAN-ViT for 32×32 images: 64 tokens, 1.1 M parameters.",
-        *(96, 6, 4),
-        num_classes=10,
-        img_size=32,
-        patch_size=4,
-    ),
-}
 
 
 class PlainStem(nn.Module):
@@ -181,32 +145,60 @@ class FANBlock(nn.Module):
         return out
 
 
+@family(
+    {
+        "fan/hybrid-t": Size("FAN-T-Hybrid: ConvNeXt stem, 7.5 M parameters.", 192, 8, 8, (3, 3)),
+        "fan/hybrid-s": Size("FAN-S-Hybrid: ConvNeXt stem, 26.1 M parameters.", 384, 10, 8, (3, 3)),
+        "fan/hybrid-b": Size("FAN-B-Hybrid: ConvNeXt stem, 50.5 M parameters.", 448, 16, 8, (3, 3)),
+        "fan/hybrid-l": Size("FAN-L-Hybrid: ConvNeXt stem, 76.9 M parameters.", 480, 22, 10, (3, 5), 1e-3),
+        "fan/vit-t": Size("FAN-T-ViT: 7.3 M parameters.", 192, 12, 4),
+        "fan/vit-s": Size("FAN-S-ViT: 28.3 M parameters.", 384, 12, 8),
+        "fan/vit-b": Size("FAN-B-ViT: 54.4 M parameters.", 448, 18, 8),
+        "fan/vit-l": Size("FAN-L-ViT: 80.6 M parameters.", 480, 24, 10, None, 1e-3),
+        "tiny/fan": Size("FAN-ViT for 32×32 images: 64 tokens, 1.1 M parameters.", 96, 6, 4, patch_size=4, **SMALL),
+    },
+    paper="Zhou et al. 2022, Understanding the Robustness in Vision Transformers",
+    blocks=(
+        Blocks("patch_embed.backbone.stages.*.blocks.*"),
+        Blocks("blocks.*", "tokens"),
+        Blocks("cls_attn_blocks.*", "class"),
+    ),
+)
 class FAN(nn.Module):
     """A stem, Fourier positions, blocks, and a class token that joins for two blocks of class attention."""
 
     def __init__(
-        self, size: _Size, *, num_classes: int, in_chans: int, img_size: int, patch_size: int, drop_path_rate: float
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        stem_depths: tuple[int, int] | None = None,  # of the two ConvNeXt stages; none: a plain stem
+        head_scale: float = 1.0,
+        *,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        img_size: int = 224,
+        patch_size: int = 16,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        dim = size.dim
         self.patch_embed: PlainStem | HybridStem
-        if size.stem_depths is None:
+        if stem_depths is None:
             self.patch_embed = PlainStem(img_size, patch_size, in_chans, dim)
         else:
-            self.patch_embed = HybridStem(img_size, patch_size, in_chans, dim, size.stem_depths)
+            self.patch_embed = HybridStem(img_size, patch_size, in_chans, dim, stem_depths)
         self.pos_embed = PositionalEncodingFourier(dim=dim)
-        self.blocks = nn.ModuleList(FANBlock(dim, size.heads, drop_path_rate) for _ in range(size.depth))
+        self.blocks = nn.ModuleList(FANBlock(dim, heads, drop_path_rate) for _ in range(depth))
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02))
         norm = partial(nn.LayerNorm, eps=1e-6)
         self.cls_attn_blocks = nn.ModuleList(
-            ClassAttentionBlock(dim, size.heads, qkv_bias=True, norm_layer=norm, eta=1.0, tokens_norm=True)
-            for _ in range(2)
+            ClassAttentionBlock(dim, heads, qkv_bias=True, norm_layer=norm, eta=1.0, tokens_norm=True) for _ in range(2)
         )
         self.norm = norm(dim)
         self.head = nn.Linear(dim, num_classes)
         self.apply(truncated_linear)
         with torch.no_grad():
-            self.head.weight.mul_(size.head_scale)
+            self.head.weight.mul_(head_scale)
 
     def no_weight_decay(self) -> set[str]:
         return {"cls_token"}
@@ -222,31 +214,3 @@ class FAN(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x)[:, 0])
         return logits
-
-
-def _register(name: str, size: _Size) -> None:
-    @models.register(name)
-    def fan(
-        *,
-        num_classes: int = size.num_classes,
-        in_chans: int = 3,
-        img_size: int = size.img_size,
-        patch_size: int = size.patch_size,
-        drop_path_rate: float = 0.0,
-    ) -> Backbone:
-        network = FAN(
-            size,
-            num_classes=num_classes,
-            in_chans=in_chans,
-            img_size=img_size,
-            patch_size=patch_size,
-            drop_path_rate=drop_path_rate,
-        )
-        paper = "Zhou et al. 2022, Understanding the Robustness in Vision Transformers"
-        return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
-
-    fan.__doc__ = size.about
-
-
-for _name, _size in _SIZES.items():
-    _register(_name, _size)

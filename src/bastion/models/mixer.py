@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import PatchEmbed
 from timm.models.mlp_mixer import MixerBlock
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
+from bastion.models.stems import check_patches
 
 
+@family(
+    {
+        "cifar/mixer": Size(
+            "MLP-Mixer for CIFAR-10, 0.7 M parameters: 128 wide, 8 deep, wide over tokens and narrow over channels.",
+            *(128, 8, 512, 64),
+        ),
+        "tiny/mixer": Size(
+            "MLP-Mixer small enough for two cores, 1.1 M parameters: its paper's proportions, narrow over tokens.",
+            *(128, 8, 64, 512),
+        ),
+    },
+    paper="Tolstikhin et al. 2021, MLP-Mixer",
+    blocks=(Blocks("blocks.*"),),
+)
 class Mixer(nn.Module):
     """Blocks that mix over tokens, then over channels; a class token takes part and is what the head sees."""
 
     def __init__(
         self,
-        *,
-        num_classes: int,
-        in_chans: int,
-        img_size: int,
-        patch_size: int,
         embed_dim: int,
         depth: int,
         token_dim: int,
         channel_dim: int,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        patch_size: int = 4,
     ) -> None:
         super().__init__()
-        if patch_size < 1 or img_size % patch_size:
-            raise ValueError(f"img_size must be a multiple of patch_size, got {img_size} and {patch_size}")
+        check_patches(img_size, patch_size)
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
         self.cls_token = nn.Parameter(torch.randn(1, 1, embed_dim))
         tokens = 1 + self.patch_embed.num_patches
@@ -49,31 +60,3 @@ class Mixer(nn.Module):
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], dim=1)  # (B, 1 + N, d)
         logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
         return logits
-
-
-@models.register("cifar/mixer")
-def cifar_mixer(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int = 4) -> Backbone:
-    """MLP-Mixer for CIFAR-10, 0.7 M parameters: 128 wide, 8 deep, wide over tokens and narrow over channels."""
-    return _mixer(num_classes, in_chans, img_size, patch_size, token_dim=512, channel_dim=64)
-
-
-@models.register("tiny/mixer")
-def tiny_mixer(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, patch_size: int = 4) -> Backbone:
-    """MLP-Mixer small enough for two cores, 1.1 M parameters: its paper's proportions, narrow over tokens."""
-    return _mixer(num_classes, in_chans, img_size, patch_size, token_dim=64, channel_dim=512)
-
-
-def _mixer(
-    num_classes: int, in_chans: int, img_size: int, patch_size: int, *, token_dim: int, channel_dim: int
-) -> Backbone:
-    network = Mixer(
-        num_classes=num_classes,
-        in_chans=in_chans,
-        img_size=img_size,
-        patch_size=patch_size,
-        embed_dim=128,
-        depth=8,
-        token_dim=token_dim,
-        channel_dim=channel_dim,
-    )
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper="Tolstikhin et al. 2021, MLP-Mixer")

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import Attention, Mlp
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 
 Stride = Literal[8, 16, 32]
 
@@ -101,9 +98,43 @@ class Widths:
     expansion: int  # of the MV2 blocks
 
 
+@family(
+    {
+        "cifar/mobilevit": Size(
+            "MobileViT-S for CIFAR-10, 5.0 M parameters.",
+            Widths((16, 32, 64), (96, 128, 160), (144, 192, 240), 640, expansion=4),
+        ),
+        "tiny/mobilevit": Size(
+            "MobileViT-XXS, small enough for two cores, 1.0 M parameters; `stride` as in `cifar/mobilevit`.",
+            Widths((16, 16, 24), (48, 64, 80), (64, 80, 96), 320, expansion=2),
+        ),
+    },
+    paper="Mehta and Rastegari 2022, MobileViT",
+    blocks=(Blocks("stem.*"), Blocks("trunk.*", "windows", having="transformer"), Blocks("trunk.*")),
+)
 class MobileViT(nn.Module):
-    def __init__(self, widths: Widths, *, num_classes: int, in_chans: int, strides: tuple[int, int]) -> None:
+    """`stride` is that of the last map, 32 in the paper, which takes multiples of 64 only as patches are of 2×2.
+
+    By default it is 8 (transformers on maps of 16, 8, 4 at 32), and 16 for images above 64 pixels (56, 28, 14 at 224).
+    """
+
+    def __init__(
+        self,
+        widths: Widths,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        stride: Stride | None = None,
+    ) -> None:
         super().__init__()
+        total = stride or (8 if img_size <= 64 else 16)
+        if img_size % (2 * total):
+            raise ValueError(
+                f"img_size must be a multiple of {2 * total}, as the last map, of stride {total}, is cut into patches "
+                f"of 2×2; got {img_size}"
+            )
+        strides = {8: (1, 1), 16: (2, 1), 32: (2, 2)}[total]
         first, second, third = widths.stem
         self.conv1 = _conv(in_chans, first, 3, strides[0])
         self.stem = nn.Sequential(
@@ -125,38 +156,3 @@ class MobileViT(nn.Module):
         x = self.conv2(self.trunk(self.stem(self.conv1(x))))
         logits: Tensor = self.head(x.mean(dim=(2, 3)))
         return logits
-
-
-@models.register("cifar/mobilevit")
-def cifar_mobilevit(
-    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stride: Stride | None = None
-) -> Backbone:
-    """MobileViT-S for CIFAR-10, 5.0 M parameters.
-
-    `stride` is that of the last map, 32 in the paper, which takes multiples of 64 only as patches are of 2×2. By
-    default it is 8 (transformers on maps of 16, 8, 4 at 32), and 16 for images above 64 pixels (56, 28, 14 at 224).
-    """
-    small = Widths((16, 32, 64), (96, 128, 160), (144, 192, 240), 640, expansion=4)
-    return _mobilevit(small, num_classes, in_chans, img_size, stride)
-
-
-@models.register("tiny/mobilevit")
-def tiny_mobilevit(
-    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, stride: Stride | None = None
-) -> Backbone:
-    """MobileViT-XXS, small enough for two cores, 1.0 M parameters; `stride` as in `cifar/mobilevit`."""
-    smallest = Widths((16, 16, 24), (48, 64, 80), (64, 80, 96), 320, expansion=2)
-    return _mobilevit(smallest, num_classes, in_chans, img_size, stride)
-
-
-def _mobilevit(widths: Widths, num_classes: int, in_chans: int, img_size: int, stride: Stride | None) -> Backbone:
-    total = stride or (8 if img_size <= 64 else 16)
-    if img_size % (2 * total):
-        raise ValueError(
-            f"img_size must be a multiple of {2 * total}, as the last map, of stride {total}, is cut into patches of "
-            f"2×2; got {img_size}"
-        )
-    strides = {8: (1, 1), 16: (2, 1), 32: (2, 2)}[total]
-    network = MobileViT(widths, num_classes=num_classes, in_chans=in_chans, strides=strides)
-    paper = "Mehta and Rastegari 2022, MobileViT"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="windows")

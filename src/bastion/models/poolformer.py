@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.layers import GroupNorm1, trunc_normal_
 from timm.models.metaformer import MetaFormer
 from torch import nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 
 
-def _poolformer(
+@family(
+    {
+        "cifar/poolformer": Size(
+            "PoolFormer-S12 for 32×32 images, 11.4 M parameters.", (64, 128, 320, 512), (2, 2, 6, 2)
+        ),
+        "tiny/poolformer": Size("PoolFormer of 1.2 M parameters for 32×32 images.", (24, 48, 96, 192), (2, 2, 4, 2)),
+    },
+    paper="Yu et al. 2022, MetaFormer is actually what you need for vision",
+    blocks=(Blocks("stages.*.blocks.*"),),
+)
+def poolformer(
     dims: tuple[int, ...],
     depths: tuple[int, ...],
-    num_classes: int,
-    in_chans: int,
-    img_size: int,
-    patch_size: int,
-    drop_path_rate: float,
-) -> Backbone:
+    *,
+    num_classes: int = 10,
+    in_chans: int = 3,
+    img_size: int = 32,
+    patch_size: Literal[1, 2, 4] = 2,
+    drop_path_rate: float = 0.0,
+) -> Any:
+    """Its stem is a 3×3 convolution whose stride is `patch_size`; which one Tang et al. took is unknown."""
     network = MetaFormer(
         in_chans,
         num_classes,
@@ -41,36 +50,4 @@ def _poolformer(
     network.stem.conv = nn.Conv2d(in_chans, dims[0], 3, patch_size, padding=1)
     trunc_normal_(network.stem.conv.weight, std=0.02)
     nn.init.zeros_(network.stem.conv.bias)
-    paper = "Yu et al. 2022, MetaFormer is actually what you need for vision"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper)
-
-
-@models.register("cifar/poolformer")
-def cifar_poolformer(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    patch_size: Literal[1, 2, 4] = 2,
-    drop_path_rate: float = 0.0,
-) -> Backbone:
-    """PoolFormer-S12 for 32×32 images, 11.4 M parameters.
-
-    Its stem is a 3×3 convolution whose stride is `patch_size`; which one Tang et al. took is unknown.
-    """
-    dims, depths = (64, 128, 320, 512), (2, 2, 6, 2)
-    return _poolformer(dims, depths, num_classes, in_chans, img_size, patch_size, drop_path_rate)
-
-
-@models.register("tiny/poolformer")
-def tiny_poolformer(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    patch_size: Literal[1, 2, 4] = 2,
-    drop_path_rate: float = 0.0,
-) -> Backbone:
-    """PoolFormer of 1.2 M parameters for 32×32 images."""
-    dims, depths = (24, 48, 96, 192), (2, 2, 4, 2)
-    return _poolformer(dims, depths, num_classes, in_chans, img_size, patch_size, drop_path_rate)
+    return network

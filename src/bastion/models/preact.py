@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 
 PAPER = "He et al. 2016, Identity mappings in deep residual networks"
+BLOCKS = (Blocks("stages.*.*"),)
 # The names of the CIFAR code that most robust ResNets and WideResNets were published with.
 RENAMES = (
     (r"conv1\.(.*)", r"stem.\1"),
@@ -107,7 +109,10 @@ class PreActResNet(nn.Module):
         return logits
 
 
-@models.register("resnet/micro")
+preact = partial(family, paper=PAPER, blocks=BLOCKS, renames=RENAMES)
+
+
+@preact({"resnet/micro": Size("Pre-activation ResNet with BatchNorm for 32×32 images, 0.7 M parameters.")})
 def resnet_micro(
     *,
     num_classes: int = 10,
@@ -116,25 +121,30 @@ def resnet_micro(
     widths: tuple[int, ...] = (32, 64, 128),
     depths: tuple[int, ...] = (2, 2, 2),
     stem_stride: int = 1,
-) -> Backbone:
-    """Pre-activation ResNet with BatchNorm for 32×32 images, 0.7 M parameters."""
+) -> nn.Module:
     if len(widths) != len(depths) or not widths:
         raise ValueError(f"widths and depths must name as many stages each, got {widths} and {depths}")
-    network = PreActResNet(widths, depths, num_classes, in_chans, stem_stride)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
+    return PreActResNet(widths, depths, num_classes, in_chans, stem_stride)
 
 
-@models.register("cifar/preact-resnet")
-def cifar_preact_resnet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
-    """Pre-activation ResNet-50 for 32×32 images, 23.5 M parameters, without BatchNorm before the head."""
-    widths, depths = (64, 128, 256, 512), (3, 4, 6, 3)
-    network = PreActResNet(widths, depths, num_classes, in_chans, block=PreActBottleneck, final_norm=False)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
-
-
-@models.register("cifar/preact-resnet18")
-def cifar_preact_resnet18(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
-    """Pre-activation ResNet-18 for 32×32 images, 11.2 M parameters, without BatchNorm before the head."""
-    widths, depths = (64, 128, 256, 512), (2, 2, 2, 2)
-    network = PreActResNet(widths, depths, num_classes, in_chans, final_norm=False)
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=PAPER, renames=RENAMES)
+@preact(
+    {
+        "cifar/preact-resnet": Size(
+            "Pre-activation ResNet-50 for 32×32 images, 23.5 M parameters, without BatchNorm before the head.",
+            *((3, 4, 6, 3), PreActBottleneck),
+        ),
+        "cifar/preact-resnet18": Size(
+            "Pre-activation ResNet-18 for 32×32 images, 11.2 M parameters, without BatchNorm before the head.",
+            *((2, 2, 2, 2), PreActBlock),
+        ),
+    }
+)
+def preact_resnet(
+    depths: tuple[int, ...],
+    block: type[PreActBlock | PreActBottleneck],
+    *,
+    num_classes: int = 10,
+    in_chans: int = 3,
+    img_size: int = 32,
+) -> nn.Module:
+    return PreActResNet((64, 128, 256, 512), depths, num_classes, in_chans, block=block, final_norm=False)

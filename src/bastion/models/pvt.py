@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp, trunc_normal_
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import SMALL, Size, family
 from bastion.models.initial import truncated_linear
 from bastion.models.stems import as_image, as_tokens
 
-PAPER = "Wang et al. 2021, Pyramid Vision Transformer"
 EPS = 1e-6
-RENAMES = (
-    (r"patch_embed(\d)\.(.+)", lambda m: f"stages.{int(m[1]) - 1}.patch_embed.{m[2]}"),
-    (r"pos_embed(\d)", lambda m: f"stages.{int(m[1]) - 1}.pos_embed"),
-    (r"block(\d)\.(.+)", lambda m: f"stages.{int(m[1]) - 1}.blocks.{m[2]}"),
-    (r"cls_token", r"stages.3.cls_token"),
-)
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ class Stage:
     patch: int  # side of its patches on the grid before it
 
 
-def pyramid(depths: tuple[int, ...]) -> tuple[Stage, ...]:
+def _pyramid(depths: tuple[int, ...]) -> tuple[Stage, ...]:
     rows = zip((64, 128, 320, 512), depths, (1, 2, 5, 8), (8, 8, 4, 4), (8, 4, 2, 1), (4, 2, 2, 2), strict=True)
     return tuple(Stage(*row) for row in rows)
 
@@ -114,9 +104,36 @@ class PyramidStage(nn.Module):
         return x, grid
 
 
+@family(
+    {
+        "pvt/ti": Size("PVT-Tiny.", _pyramid((2, 2, 2, 2))),
+        "pvt/s": Size("PVT-Small.", _pyramid((3, 4, 6, 3))),
+        "pvt/m": Size("PVT-Medium.", _pyramid((3, 4, 18, 3))),
+        "pvt/l": Size("PVT-Large.", _pyramid((3, 8, 27, 3))),
+        "tiny/pvt": Size(
+            "PVT for 32×32 images: grids of 16, 8, 4 and 2, 0.8 M parameters.",
+            (Stage(32, 1, 1, 4, 8, 2), Stage(64, 1, 2, 4, 4, 2), Stage(96, 2, 3, 4, 2, 2), Stage(128, 1, 4, 4, 1, 2)),
+            **SMALL,
+        ),
+    },
+    paper="Wang et al. 2021, Pyramid Vision Transformer",
+    blocks=(Blocks("stages.*.blocks.*", "tokens"),),
+    renames=(
+        (r"patch_embed(\d)\.(.+)", lambda m: f"stages.{int(m[1]) - 1}.patch_embed.{m[2]}"),
+        (r"pos_embed(\d)", lambda m: f"stages.{int(m[1]) - 1}.pos_embed"),
+        (r"block(\d)\.(.+)", lambda m: f"stages.{int(m[1]) - 1}.blocks.{m[2]}"),
+        (r"cls_token", r"stages.3.cls_token"),
+    ),
+)
 class PVT(nn.Module):
     def __init__(
-        self, stages: tuple[Stage, ...], num_classes: int, in_chans: int, img_size: int, drop_path_rate: float
+        self,
+        stages: tuple[Stage, ...],
+        *,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        img_size: int = 224,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         rates = torch.linspace(0, drop_path_rate, sum(stage.depth for stage in stages), device="cpu").tolist()
@@ -152,28 +169,3 @@ def _initialise(module: nn.Module) -> None:
         trunc_normal_(module.pos_embed, std=0.02)
         if module.cls_token is not None:
             trunc_normal_(module.cls_token, std=0.02)
-
-
-def _register(name: str, stages: tuple[Stage, ...], about: str, *, classes: int = 1000, size: int = 224) -> None:
-    @models.register(name)
-    def pvt(
-        *, num_classes: int = classes, in_chans: int = 3, img_size: int = size, drop_path_rate: float = 0.0
-    ) -> Backbone:
-        network = PVT(stages, num_classes, in_chans, img_size, drop_path_rate)
-        shape = (in_chans, img_size, img_size)
-        return Backbone(network, num_classes, shape, paper=PAPER, attention="tokens", renames=RENAMES)
-
-    pvt.__doc__ = about
-
-
-_register("pvt/ti", pyramid((2, 2, 2, 2)), "PVT-Tiny.")
-_register("pvt/s", pyramid((3, 4, 6, 3)), "PVT-Small.")
-_register("pvt/m", pyramid((3, 4, 18, 3)), "PVT-Medium.")
-_register("pvt/l", pyramid((3, 8, 27, 3)), "PVT-Large.")
-_register(
-    "tiny/pvt",
-    (Stage(32, 1, 1, 4, 8, 2), Stage(64, 1, 2, 4, 4, 2), Stage(96, 2, 3, 4, 2, 2), Stage(128, 1, 4, 4, 1, 2)),
-    "PVT for 32×32 images: grids of 16, 8, 4 and 2, 0.8 M parameters.",
-    classes=10,
-    size=32,
-)

@@ -7,52 +7,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp, trunc_normal_
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import SMALL, Size, family
 from bastion.models.stems import Grid, as_image, as_tokens, patch_grid
 
 QKV = Literal["linear", "conv"]
 
 _STEM_STRIDES = {16: (2, 2), 8: (1, 2), 4: (1, 1)}  # of the first convolution and the pooling, by patch size
-
-
-@dataclass(frozen=True)
-class _Size:
-    about: str
-    head_dim: int
-    heads: tuple[int, ...]  # of each stage
-    depths: tuple[int, ...]
-    masked_blocks: int
-    conv_ffn: bool = True
-    num_classes: int = 1000
-    img_size: int = 224
-    patch_size: int = 16
-
-
-_SIZES = {
-    "rvt/ti": _Size("RVT-Ti*: two stages, 11.0 M parameters.", 32, (6, 12), (10, 2), 10),
-    "rvt/s": _Size("RVT-S*: 12 blocks, 23.3 M parameters.", 64, (6,), (12,), 5),
-    "rvt/b": _Size("RVT-B*: 12 blocks with plain FFNs, 88.5 M parameters.", 64, (12,), (12,), 5, conv_ffn=False),
-    "tiny/rvt": _Size(
-        "RVT* for 32×32 images: 64 tokens, then 16; 1.2 M parameters.",
-        *(32, (3, 6), (5, 1), 5),
-        num_classes=10,
-        img_size=32,
-        patch_size=4,
-    ),
-}
 
 
 class PatchEmbed(nn.Module):
@@ -176,37 +145,59 @@ class Stage(nn.Module):
         return as_image(x, grid)
 
 
+@family(
+    {
+        "rvt/ti": Size("RVT-Ti*: two stages, 11.0 M parameters.", 32, (6, 12), (10, 2), masked_blocks=10),
+        "rvt/s": Size("RVT-S*: 12 blocks, 23.3 M parameters.", 64, (6,), (12,)),
+        "rvt/b": Size("RVT-B*: 12 blocks with plain FFNs, 88.5 M parameters.", 64, (12,), (12,), False),
+        "tiny/rvt": Size(
+            "RVT* for 32×32 images: 64 tokens, then 16; 1.2 M parameters.",
+            *(32, (3, 6), (5, 1)),
+            patch_size=4,
+            **SMALL,
+        ),
+    },
+    paper="Mao et al. 2022, Towards Robust Vision Transformer",
+    blocks=(Blocks("transformers.*.blocks.*", "tokens"),),
+)
 class RVT(nn.Module):
-    """Stages with half the grid and twice the width each; the mean of the last one's tokens is classified."""
+    """Stages with half the grid and twice the width each; the mean of the last one's tokens is classified.
+
+    `masked_blocks` of the first stage scale their logits by position; none: plain RVT. `qkv: conv` makes queries, keys
+    and values by convolution, as RSPC's `_afat` models do.
+    """
 
     def __init__(
         self,
-        size: _Size,
+        head_dim: int,
+        heads: tuple[int, ...],  # of each stage
+        depths: tuple[int, ...],
+        conv_ffn: bool = True,
         *,
-        num_classes: int,
-        in_chans: int,
-        img_size: int,
-        patch_size: int,
-        masked_blocks: int,
-        qkv: QKV,
-        drop_path_rate: float,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        img_size: int = 224,
+        patch_size: int = 16,
+        masked_blocks: int = 5,
+        qkv: QKV = "linear",
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 0 <= masked_blocks <= size.depths[0]:
-            raise ValueError(f"masked_blocks: expected 0 to {size.depths[0]} (of the first stage), got {masked_blocks}")
-        dims = [size.head_dim * heads for heads in size.heads]
+        if not 0 <= masked_blocks <= depths[0]:
+            raise ValueError(f"masked_blocks: expected 0 to {depths[0]} (of the first stage), got {masked_blocks}")
+        dims = [head_dim * number for number in heads]
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, dims[0])
         rows, columns = self.patch_embed.grid_size
-        stages, total, done = [], sum(size.depths), 0
-        for dim, heads, depth in zip(dims, size.heads, size.depths, strict=True):
+        stages, total, done = [], sum(depths), 0
+        for dim, num_heads, depth in zip(dims, heads, depths, strict=True):
             stages.append(
                 Stage(
                     RVTBlock(
                         dim,
-                        heads,
+                        num_heads,
                         qkv=qkv,
                         tokens=rows * columns if number < masked_blocks else None,
-                        conv_ffn=size.conv_ffn,
+                        conv_ffn=conv_ffn,
                         drop_path_rate=drop_path_rate * number / total,
                     )
                     for number in range(done, done + depth)
@@ -227,39 +218,3 @@ class RVT(nn.Module):
             x = transformer(pool(x))
         logits: Tensor = self.head(self.norm(x.mean(dim=(2, 3))))
         return logits
-
-
-def _register(name: str, size: _Size) -> None:
-    @models.register(name)
-    def rvt(
-        *,
-        num_classes: int = size.num_classes,
-        in_chans: int = 3,
-        img_size: int = size.img_size,
-        patch_size: int = size.patch_size,
-        masked_blocks: int | None = None,
-        qkv: QKV = "linear",
-        drop_path_rate: float = 0.0,
-    ) -> Backbone:
-        network = RVT(
-            size,
-            num_classes=num_classes,
-            in_chans=in_chans,
-            img_size=img_size,
-            patch_size=patch_size,
-            masked_blocks=size.masked_blocks if masked_blocks is None else masked_blocks,
-            qkv=qkv,
-            drop_path_rate=drop_path_rate,
-        )
-        paper = "Mao et al. 2022, Towards Robust Vision Transformer"
-        return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
-
-    rvt.__doc__ = f"""{size.about}
-
-    `masked_blocks` of the first stage scale their logits by position, by default {size.masked_blocks}; none: plain RVT.
-    `qkv: conv` makes queries, keys and values by convolution, as RSPC's `_afat` models do.
-    """
-
-
-for _name, _size in _SIZES.items():
-    _register(_name, _size)

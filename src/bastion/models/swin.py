@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 
 
 @dataclass(frozen=True)
@@ -82,16 +79,34 @@ class SwinBlock(nn.Module):
         return out
 
 
+@family(
+    {
+        "cifar/swin": Size(
+            "Swin-T for 32×32 images, 27.4 M parameters, with windows of 4×4 on maps of 16, 16, 8 and 4.",
+            (Stage(96, 2, 3, 2), Stage(192, 2, 6, 1), Stage(384, 6, 12, 2), Stage(768, 2, 24, 2)),
+        ),
+        "tiny/swin": Size(
+            "Swin of 1.0 M parameters for 32×32 images, with windows of 4×4 on maps of 16, 8 and 4.",
+            (Stage(32, 2, 2, 2), Stage(64, 2, 4, 2), Stage(128, 4, 8, 2)),
+        ),
+    },
+    paper="Liu et al. 2021, Swin transformer",
+    blocks=(Blocks("layers.*", "windows", having="attn"),),
+)
 class Swin(nn.Module):
     def __init__(
         self,
         stages: tuple[Stage, ...],
-        window: int,
-        num_classes: int,
-        in_chans: int,
-        img_size: int,
-        drop_path_rate: float,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        window_size: int = 4,
+        drop_path_rate: float = 0.0,
     ) -> None:
+        window = window_size
+        if window < 2:
+            raise ValueError(f"window_size: must be 2 or more, got {window}")
         super().__init__()
         total = sum(stage.depth for stage in stages)
         rates = iter(torch.linspace(0, drop_path_rate, total, device="cpu").tolist())
@@ -156,41 +171,3 @@ def _wrapped(side: int, window: int, shift: int) -> Tensor:
     regions = _windows((region[:, None] + 2 * region)[None, :, :, None], window)  # (windows, n, 1)
     together = regions == regions.transpose(1, 2)
     return torch.zeros(together.shape).masked_fill(~together, -torch.inf)
-
-
-def _swin(
-    stages: tuple[Stage, ...], window: int, num_classes: int, in_chans: int, img_size: int, drop_path_rate: float
-) -> Backbone:
-    if window < 2:
-        raise ValueError(f"window_size: must be 2 or more, got {window}")
-    network = Swin(stages, window, num_classes, in_chans, img_size, drop_path_rate)
-    paper = "Liu et al. 2021, Swin transformer"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="windows")
-
-
-@models.register("cifar/swin")
-def cifar_swin(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    window_size: int = 4,
-    drop_path_rate: float = 0.0,
-) -> Backbone:
-    """Swin-T for 32×32 images, 27.4 M parameters, with windows of 4×4 on maps of 16, 16, 8 and 4."""
-    stages = (Stage(96, 2, 3, 2), Stage(192, 2, 6, 1), Stage(384, 6, 12, 2), Stage(768, 2, 24, 2))
-    return _swin(stages, window_size, num_classes, in_chans, img_size, drop_path_rate)
-
-
-@models.register("tiny/swin")
-def tiny_swin(
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    window_size: int = 4,
-    drop_path_rate: float = 0.0,
-) -> Backbone:
-    """Swin of 1.0 M parameters for 32×32 images, with windows of 4×4 on maps of 16, 8 and 4."""
-    stages = (Stage(32, 2, 2, 2), Stage(64, 2, 4, 2), Stage(128, 4, 8, 2))
-    return _swin(stages, window_size, num_classes, in_chans, img_size, drop_path_rate)

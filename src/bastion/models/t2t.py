@@ -5,47 +5,18 @@ Yuan et al. 2021, Tokens-to-Token ViT; the `t` models, whose tokens are made by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import SMALL, Size, family
 from bastion.models.initial import truncated_linear
 from bastion.models.stems import as_image, patch_grid
 
 _STRIDES = {16: (4, 2, 2), 8: (2, 2, 2), 4: (2, 2, 1)}  # of the three soft splits, by patch size
-
-
-@dataclass(frozen=True)
-class _Size:
-    about: str
-    dim: int
-    depth: int
-    heads: int
-    num_classes: int = 1000
-    img_size: int = 224
-    patch_size: int = 16
-
-
-_SIZES = {
-    "t2t/14": _Size("T2T-ViT-t-14: 21.5 M parameters.", 384, 14, 6),
-    "t2t/24": _Size("T2T-ViT-t-24: 64.1 M parameters.", 512, 24, 8),
-    "tiny/t2t": _Size(
-        "T2T-ViT for 32×32 images: 64 tokens, 1.2 M parameters.",
-        *(128, 6, 4),
-        num_classes=10,
-        img_size=32,
-        patch_size=4,
-    ),
-}
 
 
 class TokenAttention(nn.Module):
@@ -104,22 +75,39 @@ class TokensToToken(nn.Module):
         return tokens
 
 
+@family(
+    {
+        "t2t/14": Size("T2T-ViT-t-14: 21.5 M parameters.", 384, 14, 6),
+        "t2t/24": Size("T2T-ViT-t-24: 64.1 M parameters.", 512, 24, 8),
+        "tiny/t2t": Size("T2T-ViT for 32×32 images: 64 tokens, 1.2 M parameters.", 128, 6, 4, patch_size=4, **SMALL),
+    },
+    paper="Yuan et al. 2021, Tokens-to-Token ViT",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
 class T2TViT(nn.Module):
     """Tokens, a class token, fixed positions, and plain pre-norm blocks."""
 
     def __init__(
-        self, size: _Size, *, num_classes: int, in_chans: int, img_size: int, patch_size: int, drop_path_rate: float
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        *,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        img_size: int = 224,
+        patch_size: int = 16,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        dim = size.dim
         self.patch_embed = TokensToToken(img_size, patch_size, in_chans, dim)
         rows, columns = self.patch_embed.grid_size
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02))
         # Not trained, yet a parameter: the published counts include it.
         self.pos_embed = nn.Parameter(sinusoids(1 + rows * columns, dim), requires_grad=False)
         self.blocks = nn.ModuleList(
-            Block(dim, size.heads, mlp_ratio=3.0, drop_path=rate, norm_layer=nn.LayerNorm)
-            for rate in calculate_drop_path_rates(drop_path_rate, size.depth)
+            Block(dim, heads, mlp_ratio=3.0, drop_path=rate, norm_layer=nn.LayerNorm)
+            for rate in calculate_drop_path_rates(drop_path_rate, depth)
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
@@ -143,31 +131,3 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * frequencies
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
     return table.unsqueeze(0).to(torch.get_default_dtype())
-
-
-def _register(name: str, size: _Size) -> None:
-    @models.register(name)
-    def t2t(
-        *,
-        num_classes: int = size.num_classes,
-        in_chans: int = 3,
-        img_size: int = size.img_size,
-        patch_size: int = size.patch_size,
-        drop_path_rate: float = 0.0,
-    ) -> Backbone:
-        network = T2TViT(
-            size,
-            num_classes=num_classes,
-            in_chans=in_chans,
-            img_size=img_size,
-            patch_size=patch_size,
-            drop_path_rate=drop_path_rate,
-        )
-        paper = "Yuan et al. 2021, Tokens-to-Token ViT"
-        return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
-
-    t2t.__doc__ = size.about
-
-
-for _name, _size in _SIZES.items():
-    _register(_name, _size)

@@ -2,41 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import timm
 from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.models import models
-from bastion.models.classifier import Attention, Backbone
+from bastion.models.classifier import Backbone, Blocks
+
+
+class Family(NamedTuple):
+    paper: str = ""
+    blocks: tuple[Blocks, ...] = ()
+
+
+_TOKENS = (Blocks("blocks.*", "tokens"),)
+_STEMMED = (Blocks("patch_embed.backbone.stages.*.blocks.*"), Blocks("patch_embed.backbone.stages.*.*"), *_TOKENS)
+_PLAIN = (Blocks("blocks.*"),)
+_STAGES = (Blocks("stages.*.blocks.*"),)
+_LAYERS = (Blocks("layer*.*"), *_STAGES, Blocks("stages.*.*"))
+_MIXED = (Blocks("stages.*.blocks.*", "tokens", having="attn"), *_STAGES)
+_METAFORMER = (Blocks("stages.*.blocks.*", "tokens", having="token_mixer.qkv"), *_STAGES)
+_GROUPED = (Blocks("blocks.*.*"),)
 
 # What is known of the families that bastion works with most: the first prefix that fits a name.
-_FAMILIES: dict[str, tuple[str, Attention | None]] = {
-    "deit3": ("Touvron et al. 2022, DeiT III", "tokens"),
-    "deit": ("Touvron et al. 2021, Training data-efficient image transformers", "tokens"),
-    "vit": ("Dosovitskiy et al. 2021, An image is worth 16×16 words", "tokens"),
-    "cait": ("Touvron et al. 2021, Going deeper with image transformers", "tokens"),
-    "xcit": ("El-Nouby et al. 2021, XCiT", "channels"),
-    "convit": ("d'Ascoli et al. 2021, ConViT", "tokens"),
-    "convnext": ("Liu et al. 2022, A ConvNet for the 2020s", None),
-    "swin": ("Liu et al. 2021, Swin Transformer", "windows"),
-    "pvt_v2": ("Wang et al. 2022, PVT v2", "tokens"),
-    "coatnet": ("Dai et al. 2021, CoAtNet", "tokens"),
-    "mobilevit": ("Mehta and Rastegari 2022, MobileViT", "windows"),
-    "levit": ("Graham et al. 2021, LeViT", "tokens"),
-    "mixer": ("Tolstikhin et al. 2021, MLP-Mixer", None),
-    "poolformer": ("Yu et al. 2022, MetaFormer is actually what you need for vision", None),
-    "botnet": ("Srinivas et al. 2021, Bottleneck Transformers", "tokens"),
-    "twins": ("Chu et al. 2021, Twins", "tokens"),
-    "wide_resnet": ("Zagoruyko and Komodakis 2016, Wide residual networks", None),
-    "resnext": ("Xie et al. 2017, Aggregated residual transformations", None),
-    "resnet": ("He et al. 2016, Deep residual learning", None),
-    "vgg": ("Simonyan and Zisserman 2015, Very deep convolutional networks", None),
-    "densenet": ("Huang et al. 2017, Densely connected convolutional networks", None),
+_FAMILIES = {
+    "deit3": Family("Touvron et al. 2022, DeiT III", _TOKENS),
+    "deit": Family("Touvron et al. 2021, Training data-efficient image transformers", _TOKENS),
+    "vit": Family("Dosovitskiy et al. 2021, An image is worth 16×16 words", _STEMMED),
+    "beit": Family("Bao et al. 2022, BEiT", _TOKENS),
+    "eva": Family("Fang et al. 2023, EVA", _TOKENS),
+    "cait": Family(
+        "Touvron et al. 2021, Going deeper with image transformers", (*_TOKENS, Blocks("blocks_token_only.*", "class"))
+    ),
+    "xcit": Family(
+        "El-Nouby et al. 2021, XCiT", (Blocks("blocks.*", "channels"), Blocks("cls_attn_blocks.*", "class"))
+    ),
+    "convit": Family("d'Ascoli et al. 2021, ConViT", _TOKENS),
+    "convnext": Family("Liu et al. 2022, A ConvNet for the 2020s", _STAGES),
+    "swin": Family(
+        "Liu et al. 2021, Swin Transformer",
+        (Blocks("layers.*.blocks.*", "windows"), Blocks("stages.*.blocks.*", "windows")),
+    ),
+    "pvt_v2": Family("Wang et al. 2022, PVT v2", (Blocks("stages.*.blocks.*", "tokens"),)),
+    "coatnet": Family("Dai et al. 2021, CoAtNet", _MIXED),
+    "coatnext": Family("Dai et al. 2021, CoAtNet", _MIXED),
+    "maxvit": Family("Tu et al. 2022, MaxViT", (Blocks("stages.*.blocks.*", "windows"),)),
+    "mobilevit": Family(
+        "Mehta and Rastegari 2022, MobileViT",
+        (Blocks("stages.*.*", "windows", having="transformer"), Blocks("stages.*.*")),
+    ),
+    "pit": Family(
+        "Heo et al. 2021, Rethinking spatial dimensions of vision transformers",
+        (Blocks("transformers.*.blocks.*", "tokens"),),
+    ),
+    "levit": Family("Graham et al. 2021, LeViT", (Blocks("stages.*.blocks.*", "tokens"),)),
+    "mixer": Family("Tolstikhin et al. 2021, MLP-Mixer", _PLAIN),
+    "resmlp": Family("Touvron et al. 2021, ResMLP", _PLAIN),
+    "gmlp": Family("Liu et al. 2021, Pay attention to MLPs", _PLAIN),
+    "poolformer": Family("Yu et al. 2022, MetaFormer is actually what you need for vision", _METAFORMER),
+    "caformer": Family("Yu et al. 2024, MetaFormer baselines for vision", _METAFORMER),
+    "convformer": Family("Yu et al. 2024, MetaFormer baselines for vision", _METAFORMER),
+    "botnet": Family(
+        "Srinivas et al. 2021, Bottleneck Transformers",
+        (Blocks("stages.*.*", "tokens", having="self_attn"), Blocks("stages.*.*")),
+    ),
+    "twins": Family(
+        "Chu et al. 2021, Twins", (Blocks("blocks.*.*", "windows", having="attn.qkv"), Blocks("blocks.*.*", "tokens"))
+    ),
+    "wide_resnet": Family("Zagoruyko and Komodakis 2016, Wide residual networks", _LAYERS),
+    "resnext": Family("Xie et al. 2017, Aggregated residual transformations", _LAYERS),
+    "resnet": Family("He et al. 2016, Deep residual learning", _LAYERS),
+    "resnest": Family("Zhang et al. 2022, ResNeSt", _LAYERS),
+    "res2net": Family("Gao et al. 2021, Res2Net", _LAYERS),
+    "seresnet": Family("Hu et al. 2018, Squeeze-and-excitation networks", _LAYERS),
+    "regnet": Family(
+        "Radosavovic et al. 2020, Designing network design spaces", (Blocks("s*.b*"), Blocks("stages.*.*"))
+    ),
+    "vgg": Family("Simonyan and Zisserman 2015, Very deep convolutional networks"),
+    "densenet": Family(
+        "Huang et al. 2017, Densely connected convolutional networks", (Blocks("features.denseblock*"),)
+    ),
+    "efficientnet": Family("Tan and Le 2019, EfficientNet", _GROUPED),
+    "tf_efficientnet": Family("Tan and Le 2019, EfficientNet", _GROUPED),
+    "mobilenetv2": Family("Sandler et al. 2018, MobileNetV2", _GROUPED),
 }
 
 
@@ -63,8 +113,8 @@ def timm_model(
         raise BastionError(f"model: timm cannot make '{name}' with {options}: {error}") from error
     size = img_size or timm.get_pretrained_cfg_value(name, "input_size")[1:]
     height, width = (size, size) if isinstance(size, int) else size
-    paper, attention = next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), ("", None))
-    return Backbone(network, num_classes, (in_chans, height, width), paper=paper, attention=attention)
+    paper, blocks = next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), Family())
+    return Backbone(network, num_classes, (in_chans, height, width), paper=paper, blocks=blocks)
 
 
 def _created(name: str, img_size: int | tuple[int, int] | None, options: dict[str, Any]) -> nn.Module:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 
 
 class VGGBlock(nn.Sequential):
@@ -21,9 +21,17 @@ class VGGBlock(nn.Sequential):
         super().__init__(*layers)
 
 
+@family(
+    {"cifar/vgg": Size("VGG-16 with BatchNorm for 32×32 images, 14.7 M parameters; one linear layer is its head.")},
+    paper="Simonyan and Zisserman 2015, Very deep convolutional networks",
+    blocks=(Blocks("stages.*", having="0"),),
+)
 class VGG(nn.Module):
-    def __init__(self, widths: tuple[int, ...], depths: tuple[int, ...], num_classes: int, in_chans: int) -> None:
+    def __init__(self, *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> None:
         super().__init__()
+        if img_size < 32:
+            raise ValueError(f"img_size: five poolings halve the image, so it needs 32 pixels or more, got {img_size}")
+        widths, depths = (64, 128, 256, 512, 512), (2, 2, 3, 3, 3)
         stages: list[nn.Module] = []
         for (before, width), depth in zip(pairwise((in_chans, *widths)), depths, strict=True):
             stages += [VGGBlock(before, width, depth), nn.MaxPool2d(2)]
@@ -33,13 +41,3 @@ class VGG(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.stages(x).mean(dim=(2, 3)))
         return logits
-
-
-@models.register("cifar/vgg")
-def cifar_vgg(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Backbone:
-    """VGG-16 with BatchNorm for 32×32 images, 14.7 M parameters; one linear layer is its head."""
-    if img_size < 32:
-        raise ValueError(f"img_size: five poolings halve the image, so it needs 32 pixels or more, got {img_size}")
-    network = VGG((64, 128, 256, 512, 512), (2, 2, 3, 3, 3), num_classes, in_chans)
-    paper = "Simonyan and Zisserman 2015, Very deep convolutional networks"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper)

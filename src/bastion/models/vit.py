@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 from bastion.models.stems import ConvStem, check_patches
 
 
-@models.register("vit/micro")
+@family(
+    {"vit/micro": Size("ViT for 32×32 images: 64 tokens, 1.2 M parameters, pooled by the mean of the tokens.")},
+    paper="Dosovitskiy et al. 2021, An image is worth 16×16 words",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
 def vit_micro(
     *,
     num_classes: int = 10,
@@ -27,13 +29,10 @@ def vit_micro(
     depth: int = 6,
     num_heads: int = 4,
     drop_path_rate: float = 0.0,
-) -> Backbone:
-    """ViT for 32×32 images: 64 tokens, 1.2 M parameters, pooled by the mean of the tokens.
-
-    `stem` gives the widths of 3×3 convolutions of stride 2 that make the patches; empty: one convolution does.
-    """
+) -> Any:
+    """`stem` gives the widths of 3×3 convolutions of stride 2 that make the patches; empty: one convolution does."""
     check_patches(img_size, patch_size)
-    network = VisionTransformer(
+    return VisionTransformer(
         img_size=img_size,
         patch_size=patch_size,
         in_chans=in_chans,
@@ -46,5 +45,3 @@ def vit_micro(
         drop_path_rate=drop_path_rate,
         embed_layer=partial(ConvStem, stem) if stem else PatchEmbed,
     )
-    paper = "Dosovitskiy et al. 2021, An image is worth 16×16 words"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")

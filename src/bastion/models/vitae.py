@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 import torch
 from timm.layers import Attention, DropPath, Mlp
 from torch import Tensor, nn
 
-from bastion.models import models
-from bastion.models.classifier import Backbone
+from bastion.models.classifier import Blocks
+from bastion.models.family import Size, family
 from bastion.models.initial import truncated_linear
 from bastion.models.stems import as_tokens
 
@@ -41,10 +38,6 @@ class Cells:
     heads: int
     groups: int  # of the convolutions in them
     mlp_ratio: int = 3
-
-    @property
-    def stride(self) -> int:
-        return math.prod(each.ratio for each in self.reductions)
 
 
 class PRM(nn.Module):
@@ -146,8 +139,39 @@ class NormalBlock(nn.Module):
         return out
 
 
+_SMALL_CELLS = (Reduction(64, 64, 7, 4, 4), Reduction(64, 64, 3, 2, 3), Reduction(192, 384, 3, 2, 2))
+_TINY_CELLS = (Reduction(24, 32, 3, 2, 3), Reduction(32, 32, 3, 2, 2), Reduction(64, 128, 3, 1, 2))
+
+
+@family(
+    {
+        "cifar/vitae": Size(
+            "ViTAE-S, 22.8 M parameters, with four tokens of a 32×32 image.",
+            Cells(_SMALL_CELLS, depth=14, heads=6, groups=96),
+        ),
+        "tiny/vitae": Size(
+            "ViTAE of 1.1 M parameters for 32×32 images, with 64 tokens.",
+            Cells(_TINY_CELLS, depth=5, heads=4, groups=32),
+        ),
+    },
+    paper="Xu et al. 2021, ViTAE",
+    blocks=(Blocks("blocks.*", "tokens"),),
+)
 class ViTAE(nn.Module):
-    def __init__(self, cells: Cells, num_classes: int, in_chans: int, drop_path_rate: float) -> None:
+    """The 23.18 M parameters that Tang et al. print of ViTAE-S are with a head for 1000 classes, on ten."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int = 32,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        stride = math.prod(each.ratio for each in cells.reductions)
+        if img_size < stride or img_size % stride:
+            raise ValueError(f"img_size: must be a multiple of {stride}, by which the map shrinks, got {img_size}")
         super().__init__()
         *first, last = cells.reductions
         self.reductions = nn.Sequential()
@@ -164,34 +188,3 @@ class ViTAE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.blocks(as_tokens(self.reductions(x))).mean(1))
         return logits
-
-
-def _vitae(cells: Cells, num_classes: int, in_chans: int, img_size: int, drop_path_rate: float) -> Backbone:
-    if img_size < cells.stride or img_size % cells.stride:
-        raise ValueError(f"img_size: must be a multiple of {cells.stride}, by which the map shrinks, got {img_size}")
-    network = ViTAE(cells, num_classes, in_chans, drop_path_rate)
-    paper = "Xu et al. 2021, ViTAE"
-    return Backbone(network, num_classes, (in_chans, img_size, img_size), paper=paper, attention="tokens")
-
-
-@models.register("cifar/vitae")
-def cifar_vitae(
-    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, drop_path_rate: float = 0.0
-) -> Backbone:
-    """ViTAE-S, 22.8 M parameters, with four tokens of a 32×32 image.
-
-    The 23.18 M of Tang et al. are those of a head for 1000 classes, left on a network for ten.
-    """
-    reductions = (Reduction(64, 64, 7, 4, 4), Reduction(64, 64, 3, 2, 3), Reduction(192, 384, 3, 2, 2))
-    cells = Cells(reductions, depth=14, heads=6, groups=96)
-    return _vitae(cells, num_classes, in_chans, img_size, drop_path_rate)
-
-
-@models.register("tiny/vitae")
-def tiny_vitae(
-    *, num_classes: int = 10, in_chans: int = 3, img_size: int = 32, drop_path_rate: float = 0.0
-) -> Backbone:
-    """ViTAE of 1.1 M parameters for 32×32 images, with 64 tokens."""
-    reductions = (Reduction(24, 32, 3, 2, 3), Reduction(32, 32, 3, 2, 2), Reduction(64, 128, 3, 1, 2))
-    cells = Cells(reductions, depth=5, heads=4, groups=32)
-    return _vitae(cells, num_classes, in_chans, img_size, drop_path_rate)

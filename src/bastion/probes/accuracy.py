@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 from bastion import forward
 from bastion.forward import misclassified
 from bastion.probes import probes
+from bastion.settings import settings
 from bastion.types import Batch, Probe
 
 
 @probes.register("accuracy")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Accuracy(Probe):
     """Is the image as it comes classified right?"""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,11 +12,12 @@ from bastion import journal
 from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.probes import probes
+from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("adversarial")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Adversarial(Probe):
     """Robust accuracy: `correct` where nothing that the attack returned is both inside the threat and misclassified.
 

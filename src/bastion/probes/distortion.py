@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar
 
 import torch
@@ -16,12 +16,13 @@ from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
+from bastion.settings import settings
 from bastion.threat import Norm
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("distortion")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Distortion(Probe):
     """`distance` of the nearest adversarial example found: 0 for clean mistakes, inf where there is none.
 

@@ -6,9 +6,10 @@ means, and how many examples make a warning, stands in `measuring/sanity.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from bastion import forward, rng
@@ -16,10 +17,9 @@ from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import is_adversarial
 from bastion.attacks.losses import LossName, ce, margin
 from bastion.attacks.pgd import PGD, fgsm
-from bastion.errors import BastionError
 from bastion.forward import GradientsInside, Loss, check_batch, misclassified
 from bastion.probes import probes
-from bastion.registry import check_fields
+from bastion.settings import AtLeastOne, settings
 from bastion.types import Batch, Description, Probe
 
 TOLERANCE = 1e-4  # of an answer's length: more than float rounding
@@ -27,7 +27,7 @@ BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
 
 
 @probes.register("sanity")
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Sanity(Probe):
     """Can a robustness number be trusted? `warning.CODE` is true where an example shows the symptom.
 
@@ -36,23 +36,15 @@ class Sanity(Probe):
     """
 
     threat: Threat
-    steps: int = 10  # of PGD
-    forwards: int = 3  # that must agree
-    tries: int = 4  # random points of the threat
+    steps: Annotated[int, Ge(2)] = 10  # of PGD
+    forwards: Annotated[int, Ge(2)] = 3  # that must agree
+    tries: AtLeastOne = 4  # random points of the threat
     loss: LossName = "ce"  # of FGSM and PGD
 
     role = "check"
 
     def describe(self) -> Description:
         return Description(self.threat)
-
-    def __post_init__(self) -> None:
-        check_fields(self, "sanity")
-        if self.steps < 2 or self.forwards < 2 or self.tries < 1:
-            raise BastionError(
-                "sanity: need steps >= 2, forwards >= 2 and tries >= 1, "
-                f"got {self.steps}, {self.forwards} and {self.tries}"
-            )
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "sanity")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -20,11 +20,12 @@ from bastion.models import checkpoint
 from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
+from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
 
 
 @probes.register("transfer")
-@dataclass(frozen=True)
+@settings(kw_only=False)
 class Transfer(Probe):
     """Accuracy on what an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
 
@@ -88,7 +89,7 @@ class Transfer(Probe):
 def _identity(source: str) -> str:
     """Changes with the weights of the model and with how they are used."""
     card = checkpoint.read_card(locate(source))
-    return storage.fingerprint(card.model_dump(mode="json", exclude={"about"}), digits=16)
+    return storage.fingerprint(card.model_dump(mode="json", exclude={"about", "format", "logits"}), digits=16)
 
 
 @functools.lru_cache(maxsize=8)

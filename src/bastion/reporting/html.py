@@ -10,7 +10,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from bastion import recipe, storage
+from bastion import recipe_yaml, storage
 from bastion.measuring.facts import MeasuredCase, Measurement, mixture
 from bastion.reporting import plots, tables
 from bastion.reporting.gallery import galleries
@@ -76,7 +76,7 @@ def _details(run: ReportedRun) -> dict[str, Any]:
     resolved = run.files.recipe()
     return {
         "run": run,
-        "recipe": None if resolved is None else recipe.dump(resolved),
+        "recipe": None if resolved is None else recipe_yaml.dump(resolved),
         "origins": [("Run", _origin(run.files.provenance()))]
         + [(_measured(facts.about), _measured_by(facts.about)) for facts in run.measurements],
         "described": list(

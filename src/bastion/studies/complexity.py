@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bastion.models.complexity import macs, parameters
+from bastion.settings import settings
 from bastion.studies import studies
 from bastion.types import DataSet, Study
 
 
 @studies.register("complexity")
-@dataclass(frozen=True)
+@settings
 class Complexity(Study):
     """Parameters, and multiply-accumulates of one forward pass on one image of the data."""
 

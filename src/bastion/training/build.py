@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from bastion.attacks import attacks
+from bastion import rng
+from bastion.attacks import Threat, attacks
 from bastion.data import datasets
 from bastion.errors import BastionError
 from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
 from bastion.recipe import Recipe, Stats
+from bastion.settings import check_arguments
 from bastion.training.objectives import objectives
-from bastion.training.validation import validation_threat
-from bastion.types import DataSet, Objective
+from bastion.types import DataSet, Objective, TrainingContext
 
 
 def build_objective(recipe: Recipe) -> Objective:
-    """The objective. All else that the recipe names is checked too, before anything is loaded or written."""
+    """The objective's settings. All else that the recipe names is checked too, before anything is loaded or written."""
     datasets.check(recipe.data.plain(), "data")
     for number, extra in enumerate(recipe.extra):
         datasets.check(extra.data.plain(), f"extra.{number}.data")
@@ -24,6 +25,25 @@ def build_objective(recipe: Recipe) -> Objective:
         attacks.build(recipe.validate_.attack.plain(), "validate.attack")
         validation_threat(recipe, objective)
     return objective
+
+
+def set_up_objective(objective: Objective, context: TrainingContext) -> None:
+    """Let the objective make its networks, with weights that the recipe's seed gives, beside the model."""
+    with rng.preserved():
+        rng.reseed("objective", context.recipe.seed)
+        try:
+            objective.setup(context)
+        except ValueError as error:
+            raise BastionError(f"objective: {error}") from error
+    networks, optimizer = objective.networks, objective.optimizer
+    own = {each for each in networks.parameters() if each.requires_grad} if networks is not None else set()
+    if own != {each for group in (optimizer.param_groups if optimizer else ()) for each in group["params"]}:
+        raise BastionError(
+            f"objective: the optimizer of '{context.recipe.objective.name}' must train its own networks, all of them "
+            "and nothing else; give what is not to be trained requires_grad=False"
+        )
+    if networks is not None:
+        networks.to(next(context.model.parameters()).device)
 
 
 def build_model(recipe: Recipe, data: DataSet) -> Classifier:
@@ -42,3 +62,13 @@ def build_model(recipe: Recipe, data: DataSet) -> Classifier:
     model = checkpoint.build(spec, mean=mean, std=std, shape=data.shape, resize=recipe.resize, seed=recipe.seed)
     model.check_input(data.shape, f"model on {data.name}")
     return model
+
+
+def validation_threat(recipe: Recipe, objective: Objective) -> Threat:
+    """The recipe's own, or the one that is trained against."""
+    if recipe.validate_.threat is not None:
+        return Threat(**check_arguments(Threat, recipe.validate_.threat, "validate.threat"))
+    threat = getattr(objective, "threat", None)
+    if not isinstance(threat, Threat):
+        raise BastionError("validate.threat: missing; the objective has none of its own, so the attack needs one here")
+    return threat

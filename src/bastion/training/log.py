@@ -16,6 +16,13 @@ from bastion.progress import console
 from bastion.run import Run
 
 
+def note(run: Run, step: int, message: str, *, quiet: bool = False, **more: Any) -> None:
+    """An event in the log and, unless `quiet`, on the screen."""
+    run.log({"kind": "event", "step": step, "message": message, **more})
+    if not quiet:
+        console.print(message, markup=False)
+
+
 class Log:
     """`silent`: of several processes one keeps the log."""
 
@@ -23,18 +30,18 @@ class Log:
         self.run = run
         self.images = 0  # since the last record
         self.since = time.monotonic()
-        with self._telling():
+        with self._disk_errors():
             self.board = None if silent else SummaryWriter(str(run.tensorboard), purge_step=step or None)
 
     def __enter__(self) -> Log:
-        self.hook, threading.excepthook = threading.excepthook, self._hush
+        self.hook, threading.excepthook = threading.excepthook, self._ignore_disk_errors
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with suppress(OSError) if error else self._telling():  # the first error is the one to tell
+            with suppress(OSError) if error else self._disk_errors():  # the first error is the one to tell
                 if self.board:
                     self.board.close()
         finally:
@@ -58,7 +65,7 @@ class Log:
         if not self.board:
             return
         self._store("validation", {"kind": "epoch", **record})
-        with self._telling():
+        with self._disk_errors():
             self.board.flush()
         words = [f"{self.run.name}  epoch {record['epoch']}/{epochs}"]
         for name in ("clean", "robust"):
@@ -70,18 +77,18 @@ class Log:
         if not self.board:
             return
         self.run.log(record)
-        with self._telling():
+        with self._disk_errors():
             for name, value in record.items():
                 if isinstance(value, float):
                     self.board.add_scalar(f"{group}/{name}", value, record["step"])
 
-    def _hush(self, failed: threading.ExceptHookArgs) -> None:
+    def _ignore_disk_errors(self, failed: threading.ExceptHookArgs) -> None:
         """The board writes in a thread, whose error the next call raises again: no need to print it, too."""
         if not isinstance(failed.exc_value, OSError):
             self.hook(failed)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _disk_errors(self) -> Iterator[None]:
         """A full disk in a line."""
         try:
             yield

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before timm)
-
-# isort: split
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch.optim import Optimizer
 
 from bastion import recipe
 from bastion.models import Classifier
-from bastion.types import Objective
 
 
-def make_optimizer(model: Classifier, objective: Objective, settings: recipe.Optimizer) -> Optimizer:
+def make_optimizer(model: Classifier, settings: recipe.Optimizer) -> Optimizer:
     """No weight decay on norms, biases and what the backbone names, such as position embeddings."""
     groups: list[dict[str, Any]] = param_groups_weight_decay(
         model, settings.weight_decay, no_weight_decay_list=model.no_weight_decay()
     )
-    if own := list(objective.parameters()):
-        groups.append({"params": own, "weight_decay": settings.weight_decay})
     heavy = settings.name == "sgd" and not (settings.nesterov and settings.momentum)
     name = "momentum" if heavy else settings.name  # timm's word for SGD without Nesterov
     special = {"betas": settings.betas} if settings.name == "adamw" else {"momentum": settings.momentum}

@@ -11,7 +11,7 @@ from tests.oracles import nearest
 from tests.unit.attacks.test_engine import Fortress
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat, journal
+from bastion import Threat, journal
 from bastion.acceleration import accelerate
 from bastion.attacks import attacks
 from bastion.attacks.apgd import APGD
@@ -281,8 +281,3 @@ def test_autoattack_is_its_ensemble(make_linear: MakeLinear) -> None:
     assert torch.equal(x, Ensemble(members=members)(model, batch, threat, seed=4))
     assert misclassified(model(x), batch.y).all() and set(notes.fooled_by) == set(range(6))
     assert attack(model, batch.select(batch.index < 0), threat, seed=0).shape == (0, 3, 6, 5)
-
-
-def test_an_ensemble_of_nobody_is_refused() -> None:
-    with pytest.raises(BastionError, match="ensemble: needs at least one member"):
-        Ensemble(members=())

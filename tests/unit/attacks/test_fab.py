@@ -9,8 +9,7 @@ from tests.oracles import nearest
 from tests.unit.attacks.test_apgd import curved
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat, journal
-from bastion.attacks import attacks
+from bastion import Threat, journal
 from bastion.attacks.fab import FAB
 from bastion.forward import misclassified
 from bastion.threat import Norm, length
@@ -135,17 +134,3 @@ def test_a_model_without_a_slope_gets_the_clean_image_back(norm: Norm) -> None:
         with journal.opened() as notes:
             assert torch.equal(attack(Flat(), batch, Threat(norm, 0.5), seed=0), batch.x)
         assert notes.notices == ({"blind-start": {0, 1, 2}} if attack.steps else {})
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"steps": -1}, "need steps and targets >= 0, restarts >= 1"),
-        ({"restarts": 0}, "need steps and targets >= 0, restarts >= 1"),
-        ({"overshoot": 1.0}, "overshoot must be above 1 and backward between 0 and 1, got 1.0 and 0.9"),
-        ({"backward": 1.0}, "overshoot must be above 1 and backward between 0 and 1"),
-    ],
-)
-def test_impossible_settings_are_refused(bad: dict[str, float], message: str) -> None:
-    with pytest.raises(BastionError, match=message):
-        attacks.build({"name": "fab", **bad})

@@ -8,8 +8,7 @@ from tests.conftest import Linear, MakeLinear
 from tests.oracles import distance, nearest
 from torch import Tensor, nn
 
-from bastion import BastionError, Threat
-from bastion.attacks import attacks
+from bastion import Threat
 from bastion.attacks.apgd import APGD
 from bastion.attacks.cw import CW
 from bastion.attacks.deepfool import DeepFool
@@ -136,16 +135,3 @@ def test_a_hit_outside_the_threat_does_not_count(make_linear: MakeLinear) -> Non
     small = Threat("l2", nearest("l2", model, batch).min().item() / 2)
     for attack in (CW(c=10.0), DeepFool(), Minimal(steps=5, fab_steps=5)):
         assert torch.equal(attack(model, batch, small, seed=0), batch.x)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "cw", "c": 0}, "cw: need c and lr above 0"),
-        ({"name": "deepfool", "overshoot": 0}, "deepfool: need steps >= 0"),
-        ({"name": "minimal", "targets": 0}, "minimal: need steps and bisections >= 0 and at least one target"),
-    ],
-)
-def test_bad_settings_are_refused(spec: dict[str, object], message: str) -> None:
-    with pytest.raises(BastionError, match=message):
-        attacks.build(spec)

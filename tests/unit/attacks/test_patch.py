@@ -223,24 +223,6 @@ def test_more_patches_than_there_are_is_an_error(make_linear: MakeLinear) -> Non
     assert _changed(Grid(9, 6, 4), batch.x, PatchPGD(patches=6, size=4)(model, batch, FREE, seed=0)).all()
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "patch-pgd", "patches": 0}, "need patches >= 1"),
-        ({"name": "patch-pgd", "size": 0}, "size >= 1"),
-        ({"name": "patch-pgd", "restarts": 0}, "restarts >= 1"),
-        ({"name": "patch-pgd", "rel_step": 0.0}, "longer than 0"),
-        ({"name": "patch-pgd", "sparsity": 2.0}, "sparsity is a share"),
-        ({"name": "patch-pgd", "choose": "best"}, "attack.choose: input should be 'gradient', 'random' or 'attention'"),
-        ({"name": "patch-noise", "draws": 0}, "need draws >= 1"),
-        ({"name": "patch-occlusion", "share": 0.0}, "share is a share of the patches"),
-    ],
-)
-def test_bad_settings_are_refused(spec: dict[str, object], message: str) -> None:
-    with pytest.raises(BastionError, match=message):
-        attacks.build(spec)
-
-
 def test_an_attack_is_its_own_record() -> None:
     for attack in ATTACKS:
         assert eval(repr(attack)) == attack

@@ -9,7 +9,6 @@ from tests.vits import right_batch, small_vit
 from torch import Tensor
 
 from bastion import BastionError, Threat, rng
-from bastion.attacks import attacks
 from bastion.attacks.losses import ce
 from bastion.attacks.patch import Grid, patch_attention, random_patch
 from bastion.attacks.patchfool import Canvas, PatchFool, attention_paid, early, merged, misled, without_conflict
@@ -207,7 +206,7 @@ def test_models_without_attention_are_refused(make_linear: MakeLinear, tiny_mode
     with pytest.raises(BastionError, match="patch-fool: needs the attention maps of the model"):
         PatchFool()(model, batch, FREE, seed=0)
     batch = Batch(torch.arange(2), torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
-    with pytest.raises(BastionError, match="patch-fool: needs the attention maps of the model; .*no residual blocks"):
+    with pytest.raises(BastionError, match="patch-fool: needs the attention maps .*residual blocks is not known"):
         PatchFool()(tiny_model.eval(), batch, FREE, seed=0)
 
 
@@ -220,20 +219,3 @@ def test_images_that_do_not_divide_into_tokens_need_a_size() -> None:
         PatchFool(steps=1)(model.eval(), batch, FREE, seed=0)
     x = PatchFool(steps=3, size=3)(model, batch, FREE, seed=0)
     assert (_changed_pixels(batch.x, x) <= 9).all()
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"patches": 0}, "need patches >= 1"),
-        ({"size": 0}, "size >= 1"),
-        ({"steps": -1}, "need steps"),
-        ({"decay_every": 0}, "decay_every >= 1"),
-        ({"rel_step": 0.0}, "rel_step and pixel_step > 0"),
-        ({"weight": -1.0}, "weight >= 0"),
-        ({"pixels": 0}, "at least 1, got 0"),
-    ],
-)
-def test_bad_settings_are_refused(option: dict[str, object], message: str) -> None:
-    with pytest.raises(BastionError, match=message):
-        attacks.build({"name": "patch-fool", **option})

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import MakeLinear
+from tests.conftest import AttackBy, MakeLinear
 from tests.vits import right_batch, small_vit
 from torch import Tensor, nn
 
 import bastion
 from bastion import BastionError, Threat
-from bastion.attacks import attacks
 from bastion.attacks.losses import ce, margin
 from bastion.attacks.patch import Grid
 from bastion.attacks.pgd import PGD
@@ -270,22 +269,6 @@ def test_promises_of_every_attack(attack: Transferable, threat: Threat) -> None:
     assert eval(repr(attack)) == attack
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "transferable", "steps": -1}, "need steps >= 0"),
-        ({"name": "transferable", "rel_step": 0.0}, "rel_step > 0"),
-        ({"name": "transferable", "shrink": 0.0}, "shares in"),
-        ({"name": "patchout", "seen": 1.5}, "shares in"),
-        ({"name": "pna", "momentum": -1.0}, "momentum"),
-        ({"name": "self-ensemble", "blur": -1.0}, "blur >= 0"),
-    ],
-)
-def test_bad_settings_are_refused(spec: dict[str, object], message: str) -> None:
-    with pytest.raises(BastionError, match=message):
-        attacks.build(spec)
-
-
 SPEC = {"name": "vit/micro", "img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 
@@ -305,7 +288,7 @@ def test_transfer_from_a_model_to_itself_is_the_white_box_result(tmp_path: Path,
     white = Adversarial(threat, attack)(model, batch, seed=0)
     assert 5 < white["correct"].sum() < 35
     assert facts.keys() - white.keys() == {"source_fooled"}
-    shared = facts.keys() & white.keys()
+    shared = (facts.keys() & white.keys()) - {"forwards"}  # the judge's clean pass is not the attack's
     assert {"correct", "in_budget", "distance", "prediction", "adversarial"} <= shared
     assert all(torch.equal(facts[name].nan_to_num(), white[name].nan_to_num()) for name in shared)
     assert torch.equal(facts["source_fooled"], ~white["correct"])
@@ -336,7 +319,7 @@ def test_points_outside_the_threat_fool_nobody(tmp_path: Path, tiny_data: DataSe
 
     model = bastion.load(_save(tmp_path / "a"))
     batch = tiny_data.test.batch(range(12))
-    facts = Transfer(str(tmp_path / "a"), Threat("linf", 0.01), outside)(model, batch, seed=0)
+    facts = Transfer(str(tmp_path / "a"), Threat("linf", 0.01), AttackBy(outside))(model, batch, seed=0)
     assert not facts["in_budget"].any() and not facts["source_fooled"].any()
     assert torch.equal(facts["correct"], ~misclassified(model(batch.x), batch.y))
 
@@ -383,4 +366,4 @@ def test_it_is_measured_like_any_probe(tmp_path: Path, tiny_data: DataSet) -> No
     assert {f"moved/{name}" for name in ("warning.blind-start", "backwards", "before")} <= facts.columns.keys()
     assert (facts.correct("moved") <= facts.correct("clean")).all()
     assert facts.columns["moved/source_fooled"].dtype == bool
-    assert facts.about["threats"]["moved"] == {"norm": "linf", "eps": 0.1}
+    assert str(facts.case("moved").threat) == "ℓ∞ ≤ 0.1"

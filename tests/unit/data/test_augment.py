@@ -47,6 +47,23 @@ def test_pixels_stay_in_range_and_the_seed_decides(tiny_data: DataSet, augment: 
     assert len({x.numpy().tobytes() for x in first}) > 6
 
 
+def test_the_policy_of_cifar_is_applied_to_the_picture_and_fills_with_the_mean(tiny_data: DataSet) -> None:
+    augment = Augment(crop="none", hflip=0.0, auto_augment="cifar10", color_jitter=0.4)
+    drawn = [_draw(tiny_data, augment, seed) for seed in range(200)]
+    original = tiny_data.train.batch([0]).x[0]
+    changed = [x for x in drawn if not torch.equal(x, original)]
+    assert len(changed) > 100 and len({x.numpy().tobytes() for x in changed}) > 40
+    assert any(torch.equal(x, original) for x in drawn)  # no jitter beside a policy
+    grey = torch.full((3,), round(255 * 0.4) / 255)
+    moved = [x for x in changed if torch.equal(x[:, 0, 0], grey) or torch.equal(x[:, -1, -1], grey)]
+    assert len(moved) > 10  # by TranslateX, TranslateY, ShearY or Rotate, which 7 of its 25 pairs have
+
+
+def test_the_policy_of_cifar_cannot_grow(tiny_data: DataSet) -> None:
+    with pytest.raises(BastionError, match="the policy 'cifar10' has no magnitude that could grow"):
+        TrainingTransform(Augment(auto_augment="cifar10", progressive=2), tiny_data)
+
+
 def test_erasing_fills_with_noise_of_the_data_and_leaves_the_rest(tiny_data: DataSet) -> None:
     original = tiny_data.train.batch([0]).x[0]
     changed = torch.stack(

@@ -14,7 +14,7 @@ from torch import Tensor
 from bastion import BastionError, rng
 from bastion.data.arrays import ArraySplit
 from bastion.data.augment import TrainingTransform, mixing
-from bastion.data.loader import plan, training_batches
+from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
@@ -34,13 +34,14 @@ def _pools(data: DataSet) -> dict[str, tuple[Pool, int]]:
     return {
         "plain": (Pool(data.train), 1),
         "repeats": (Pool(data.train), 4),
+        "uneven": (Pool(data.train), 3),
         "share": (Pool(data.train, [(_noise(21, 12), 0.25)]), 1),
         "joined": (Pool(data.train, [(_noise(21, 12), None)]), 1),
         "all": (Pool(data.train, [(_noise(21, 12), 0.25), (_noise(9), None), (_noise(5, 6), 0.5)]), 2),
     }
 
 
-WAYS = ["plain", "repeats", "share", "joined", "all"]
+WAYS = ["plain", "repeats", "uneven", "share", "joined", "all"]
 
 
 def _load(pool: Pool, data: DataSet, repeats: int = 1, augment: Augment = PLAIN, **settings: Any) -> list[Batch]:
@@ -122,8 +123,8 @@ def test_an_image_is_augmented_anew_in_each_epoch(tiny_data: DataSet) -> None:
 
 def test_a_batch_larger_than_the_data_is_an_error(tiny_data: DataSet) -> None:
     with pytest.raises(BastionError, match="batch: 64 is more than the 48 training images"):
-        plan(Pool(tiny_data.train), 64)
-    assert plan(Pool(tiny_data.train), 13).steps == 3
+        batch_layout(Pool(tiny_data.train), 64)
+    assert batch_layout(Pool(tiny_data.train), 13).steps == 3
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 3])
@@ -161,15 +162,24 @@ class TestRepeats:
 
     def test_an_epoch_has_as_many_steps_and_shows_its_part_of_the_images(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train)
-        assert plan(pool, 16, 4).steps == plan(pool, 16).steps == 3
+        assert batch_layout(pool, 16, 4).steps == batch_layout(pool, 16).steps == 3
         batches = _batches(tiny_data, repeats=4)
         first, second = ({*torch.cat([b.index for b in batches[i : i + 3]]).tolist()} for i in (0, 3))
         assert len(first) == len(second) == 12
         assert first != second
 
-    def test_the_batch_must_be_a_multiple(self, tiny_data: DataSet) -> None:
-        with pytest.raises(BastionError, match=r"16 images cannot be 3 copies each .*; make it a multiple of 3"):
-            plan(Pool(tiny_data.train), 16, 3)
+    def test_copies_of_the_last_image_go_on_in_the_next_batch(self, tiny_data: DataSet) -> None:
+        """A batch of 16 has room for five images three times, and for one copy of a sixth."""
+        batches = _batches(tiny_data, repeats=3, augment=Augment(color_jitter=0.4), stop=3)
+        counts = [Counter(batch.index.tolist()) for batch in batches]
+        assert [sorted(each.values()) for each in counts] == [
+            [1, 3, 3, 3, 3, 3],
+            [2, 2, 3, 3, 3, 3],
+            [1, 3, 3, 3, 3, 3],
+        ]
+        order = tiny_data.train.index[rng.permutation(0, "epoch 0", 48)]
+        assert sum(counts, Counter()) == Counter(dict.fromkeys(order[:16].tolist(), 3))
+        assert len({x.numpy().tobytes() for batch in batches for x in batch.x}) == 48
 
     def test_copies_are_mixed_with_different_partners(self, tiny_data: DataSet) -> None:
         partners = {
@@ -258,7 +268,7 @@ class TestExtra:
         pool = Pool(tiny_data.train, [(_noise(21), share)])
         batches = _load(pool, tiny_data, stop=20)
         assert {int((batch.index >= EXTRA).sum()) for batch in batches} == {count}
-        assert plan(pool, 16).steps == 48 // (16 - count)
+        assert batch_layout(pool, 16).steps == 48 // (16 - count)
 
     def test_an_epoch_is_counted_by_the_others(self, tiny_data: DataSet) -> None:
         batches = _load(Pool(tiny_data.train, [(_noise(100), 0.5)]), tiny_data, stop=12)
@@ -294,7 +304,7 @@ class TestExtra:
 
     def test_without_a_share_they_join_the_others(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train, [(_noise(20), None), (_noise(12), None)])
-        assert plan(pool, 16).steps == 5
+        assert batch_layout(pool, 16).steps == 5
         shown = torch.cat([batch.index for batch in _load(pool, tiny_data, stop=5)]).tolist()
         extra = [*range(EXTRA, EXTRA + 20), *range(2 * EXTRA, 2 * EXTRA + 12)]
         assert sorted(shown) == sorted([*tiny_data.train.index.tolist(), *extra])
@@ -320,11 +330,11 @@ class TestExtra:
 
     def test_shares_that_leave_nothing_are_an_error(self, tiny_data: DataSet) -> None:
         for shares in ((0.5, 0.5), (0.01,), (0.99,)):
-            with pytest.raises(BastionError, match=r"extra.share: of 16 different images in a batch .* at least 1"):
-                plan(Pool(tiny_data.train, [(_noise(9), share) for share in shares]), 16)
+            with pytest.raises(BastionError, match=r"extra.share: of 16 images in a batch .* at least 1"):
+                batch_layout(Pool(tiny_data.train, [(_noise(9), share) for share in shares]), 16)
 
     def test_the_images_of_the_data_set_must_fill_their_part(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train, [(_noise(9), 0.5)])
-        assert plan(pool, 96).steps == 1
+        assert batch_layout(pool, 96).steps == 1
         with pytest.raises(BastionError, match="batch: 50 is more than the 48 training images"):
-            plan(pool, 100)
+            batch_layout(pool, 100)

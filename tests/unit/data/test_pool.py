@@ -21,9 +21,9 @@ from bastion.models import checkpoint
 from bastion.recipe import Extra, Recipe, load_recipe
 from bastion.run import Run
 from bastion.training import trainer
-from bastion.training.state import load_state
+from bastion.training.checkpoints import read_state
+from bastion.training.distributed import Processes
 from bastion.training.trainer import train
-from bastion.training.world import World
 from bastion.types import Batch, DataSet
 
 NAMED = {"data": "cifar10-mini", "model": "vit/micro", "objective": "standard"}
@@ -115,15 +115,15 @@ def test_a_run_with_everything_is_resumed_bit_for_bit(tmp_path: Path, monkeypatc
     changes = (augment, _extra(_npz(tmp_path / "a.npz", side=20)))
     whole = _train(tmp_path / "whole", *changes)
     assert [record["step"] for record in whole.history() if record["kind"] == "epoch"] == [4, 8]
-    learn = trainer.Trainer.learn
+    train_step = trainer.Trainer.train_step
 
     def stop(self: trainer.Trainer, batch: Any) -> Any:
         if self.step == 5:
             raise Interrupted("enough", 15)
-        return learn(self, batch)
+        return train_step(self, batch)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(trainer.Trainer, "learn", stop)
+        patch.setattr(trainer.Trainer, "train_step", stop)
         _train(tmp_path / "parts", *changes, "checkpoint.minutes=1e-9")
     parts = _train(tmp_path / "parts", *changes, "workers=2", "checkpoint.minutes=1e-9", resume=True)
     assert "resumed at step 5" in [record.get("message") for record in parts.history()]
@@ -145,7 +145,7 @@ def test_other_extra_images_under_the_same_recipe_are_refused_on_resume(tmp_path
         datasets.build("cifar10-mini").fingerprint,
         datasets.build({"name": "npz", "path": str(path)}).fingerprint,
     )
-    assert load_state(sorted(run.checkpoints.iterdir())[-1])["of"]["data"] == f"{own}+{extra}"
+    assert read_state(sorted(run.checkpoints.iterdir())[-1])["of"]["data"] == f"{own}+{extra}"
     np.savez(path, image=np.zeros((50, 32, 32, 3), np.uint8), label=np.arange(50) % 10)
     with pytest.raises(BastionError, match=rf"is of other data or another recipe \(data: '{own}\+{extra}' -> '{own}\+"):
         _train(tmp_path / "run", _extra(path), resume=True)
@@ -154,11 +154,10 @@ def test_other_extra_images_under_the_same_recipe_are_refused_on_resume(tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("augment.repeats=3", "32 images cannot be 3 copies each"),
         ("augment={auto_augment: augmix, progressive: 5}", "'augmix' has no magnitude that could grow"),
         ("extra={data: {name: npz, file: a}}", r"extra.0.data.file: unknown key"),
         ("extra={data: {name: npz, path: none.npz}}", "none.npz: no such file"),
-        ("extra={data: cifar10-mini, share: 0.999}", "extra.share: of 32 different images"),
+        ("extra={data: cifar10-mini, share: 0.999}", "extra.share: of 32 images"),
     ],
 )
 def test_what_cannot_be_trained_on_leaves_no_run_behind(tmp_path: Path, change: str, message: str) -> None:
@@ -170,7 +169,7 @@ def test_what_cannot_be_trained_on_leaves_no_run_behind(tmp_path: Path, change: 
 def test_mixing_starts_in_the_epoch_that_says_so(tmp_path: Path) -> None:
     """Labels are those of one class in the first epoch of three steps, and of two classes in the second."""
     recipe = load_recipe("base/micro", (*QUICK, "augment.mixup=0.8", "augment.progressive=1"))
-    made = trainer.Trainer(recipe, Run(tmp_path / "run"), World())
+    made = trainer.Trainer(recipe, Run(tmp_path / "run"), Processes())
     pure = []
     for batch in made.batches():
         made.step += 1
@@ -180,7 +179,7 @@ def test_mixing_starts_in_the_epoch_that_says_so(tmp_path: Path) -> None:
 
 def test_the_time_spent_waiting_for_data_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by 3 seconds for each batch, and by 5 while it is worked on."""
-    made = trainer.Trainer(load_recipe("base/micro", QUICK), Run(tmp_path / "run"), World())
+    made = trainer.Trainer(load_recipe("base/micro", QUICK), Run(tmp_path / "run"), Processes())
     clock = [0.0]
 
     def late(*_: Any, **__: Any) -> Iterator[Batch]:

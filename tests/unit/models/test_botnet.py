@@ -7,8 +7,11 @@ import torch
 
 from bastion import BastionError
 from bastion.models import complexity, models
-from bastion.models.botnet import MHSA, cifar_botnet, tiny_botnet
+from bastion.models.botnet import MHSA
 from bastion.models.classifier import Classifier
+
+cifar_botnet = models.factory("cifar/botnet")
+tiny_botnet = models.factory("tiny/botnet")
 
 
 def test_parameters_are_those_of_the_paper() -> None:

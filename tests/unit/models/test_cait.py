@@ -37,11 +37,11 @@ def _mixed(heads: list[torch.Tensor], linear: torch.nn.Linear, to: int) -> torch
     return total
 
 
-def test_layer_scale_begins_at_one_and_there_are_two_blocks_of_class_attention() -> None:
+def test_layer_scale_begins_at_a_tenth_and_there_are_two_blocks_of_class_attention() -> None:
     model = Classifier(models.build("tiny/cait"), (0.5,) * 3, (0.25,) * 3).eval()
     blocks = [*model.network.blocks, *model.network.blocks_token_only]
     assert len(blocks) == 6
-    assert all(torch.equal(block.gamma_1, torch.ones(96)) for block in blocks)
+    assert all(torch.equal(block.gamma_1, torch.full((96,), 0.1)) for block in blocks)
     with torch.no_grad(), model.tap("attention") as taps:
         model(torch.rand(2, 3, 32, 32))
     assert taps.attention["blocks.3"].shape == (2, 4, 64, 64)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from bastion import BastionError
 from bastion.models import Classifier, complexity, models
-from bastion.models.cauchy import RENAMES, Attention, TokenConvolutions
+from bastion.models.cauchy import Attention, TokenConvolutions
 
 PARAMETERS = {
     "vit-cauchy/t1": 918_410,
@@ -107,7 +107,7 @@ def test_small_images_with_small_patches(name: str, attends: bool) -> None:
     backbone = models.build({"name": name, "img_size": 32, "patch_size": 4, "num_classes": 7})
     model = Classifier(backbone, (0.5,) * 3, (0.25,) * 3).eval()
     assert model(torch.rand(1, 3, 32, 32)).shape == (1, 7)
-    assert backbone.attention == ("tokens" if attends else None)
+    assert {block.attention for block in model.blocks()} == {"tokens" if attends else None}
     if attends:
         with torch.no_grad(), model.tap("attention") as taps:
             model(torch.rand(2, 3, 32, 32))
@@ -124,9 +124,10 @@ def test_the_authors_names_become_ours() -> None:
     parts = ["0.fn.0", "0.fn.1.qk", "0.fn.1.v", "0.fn.1.projection", "1.fn.0", "1.fn.1.0", "1.fn.1.3"]
     theirs += [f"1.{block}.{part}.{kind}" for block in range(4) for part in parts for kind in ("weight", "bias")]
     theirs += [f"2.{part}.{kind}" for part in (1, 2) for kind in ("weight", "bias")]
-    for pattern, to in RENAMES:
+    backbone = models.build("tiny/vit-cauchy")
+    for pattern, to in backbone.renames:
         theirs = [re.sub(f"^{pattern}$", to, name) for name in theirs]
-    assert set(theirs) == set(models.build("tiny/vit-cauchy").network.state_dict())
+    assert set(theirs) == set(backbone.network.state_dict())
 
 
 def test_patches_must_fit() -> None:

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from bastion.models import complexity
-from bastion.models.cct import CCTBlock, Tokenizer, Tokenizing, cifar_cct, tiny_cct
+from bastion.models import complexity, models
+from bastion.models.cct import CCTBlock, Tokenizer, Tokenizing
+
+cifar_cct = models.factory("cifar/cct")
+tiny_cct = models.factory("tiny/cct")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:

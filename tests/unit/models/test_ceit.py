@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bastion.models import complexity
-from bastion.models.ceit import CeiTBlock, ImageToTokens, LayerwiseClassAttention, LeFF, cifar_ceit, tiny_ceit
+from bastion.models import complexity, models
+from bastion.models.ceit import CeiTBlock, ImageToTokens, LayerwiseClassAttention, LeFF
+
+cifar_ceit = models.factory("cifar/ceit")
+tiny_ceit = models.factory("tiny/ceit")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:

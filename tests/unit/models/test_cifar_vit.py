@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bastion.models import complexity
-from bastion.models.cifar_vit import PEG, cifar_cpvt, cifar_vit, tiny_cpvt
+from bastion.models import complexity, models
+from bastion.models.cifar_vit import PEG
 from bastion.models.classifier import Backbone, Classifier
+
+cifar_cpvt = models.factory("cifar/cpvt")
+cifar_vit = models.factory("cifar/vit")
+tiny_cpvt = models.factory("tiny/cpvt")
 
 
 def _classifier(backbone: Backbone) -> Classifier:
@@ -92,5 +96,5 @@ def test_without_its_peg_cpvt_does_not_see_the_order_of_patches(global_pool: str
 
 @pytest.mark.parametrize("factory", [cifar_vit, cifar_cpvt, tiny_cpvt])
 def test_images_that_patches_do_not_fill_are_refused(factory: type[Backbone]) -> None:
-    with pytest.raises(ValueError, match="img_size must be a multiple of patch_size, got 32 and 5"):
+    with pytest.raises(ValueError, match="img_size: 32 cannot be cut into patches of 5"):
         factory(patch_size=5)

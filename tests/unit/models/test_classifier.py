@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 
 from bastion import BastionError
-from bastion.models import Backbone, Classifier, checkpoint
+from bastion.models import Backbone, Classifier, checkpoint, models
+from bastion.models.classifier import Blocks
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
 
@@ -93,6 +96,39 @@ def test_other_families_show_their_own_kind_of_attention(name: str, blocks: int,
     assert all(torch.allclose(each.sum(-1), torch.ones(())) for each in maps)
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("fan/hybrid-t", {None: 6, "tokens": 8, "class": 2}),  # a ConvNeXt stem, and class attention at the end
+        ("cait/s12", {"tokens": 12, "class": 2}),
+        ("xcit/s12", {"channels": 12, "class": 2}),
+        ("rvt/ti", {"tokens": 12}),
+        ("cifar/botnet", {None: 13, "tokens": 3}),
+        ("cifar/coatnet", {None: 5, "tokens": 7}),
+        ("covit/t1", {None: 4}),
+        ("timm/twins_svt_small", {"windows": 9, "tokens": 9}),
+        ("timm/vit_base_r50_s16_224", {None: 16, "tokens": 12}),
+        ("timm/tf_efficientnet_lite0", {None: 16}),
+    ],
+)
+def test_blocks_say_what_they_attend_to(name: str, kinds: dict[str | None, int]) -> None:
+    with torch.device("meta"):
+        blocks = Classifier(models.build(name), MEAN, STD).blocks()
+    assert Counter(block.attention for block in blocks) == kinds
+    assert sum(block.attends for block in blocks) == sum(kinds.values()) - kinds.get("class", 0) - kinds.get(None, 0)
+
+
+def test_blocks_are_the_modules_that_a_backbone_declares() -> None:
+    layers = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 2)))
+    network = nn.ModuleDict({"stages": layers, "stages_of_another": nn.Sequential(nn.Sequential())})
+    declared = (Blocks("stages.*", "windows", having="0.weight_norm"), Blocks("stages.*", having="0"))
+    model = Classifier(Backbone(network, 2, (3, 4, 4), blocks=declared), MEAN, STD)
+    assert [(block.name, block.attention) for block in model.blocks()] == [(f"stages.{i}", None) for i in range(3)]
+    declared = (Blocks("stages.*", "windows"), Blocks("stages.*"))  # the first counts
+    model = Classifier(Backbone(network, 2, (3, 4, 4), blocks=declared), MEAN, STD)
+    assert {block.attention for block in model.blocks()} == {"windows"}
+
+
 def test_asking_a_cnn_for_attention_is_an_error() -> None:
     model = _build("timm/resnet18")
     assert len(model.blocks()) == 8
@@ -103,7 +139,7 @@ def test_asking_a_cnn_for_attention_is_an_error() -> None:
 def test_unknown_taps_and_blockless_networks_are_errors(tiny_model: Classifier, vit: Classifier) -> None:
     with pytest.raises(BastionError, match="unknown 'atention'; did you mean 'attention'"), vit.tap("atention"):
         pass
-    with pytest.raises(BastionError, match="no residual blocks found"):
+    with pytest.raises(BastionError, match="which of its modules are residual blocks is not known"):
         tiny_model.blocks()
 
 

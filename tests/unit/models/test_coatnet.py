@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from bastion.models import complexity
+from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.coatnet import MBConvBlock, RelativeAttention, TransformerBlock, cifar_coatnet, tiny_coatnet
+from bastion.models.coatnet import MBConvBlock, RelativeAttention, TransformerBlock
+
+cifar_coatnet = models.factory("cifar/coatnet")
+tiny_coatnet = models.factory("tiny/coatnet")
 
 COUNTS = {
     "CCTT": 16_997_816,
@@ -96,7 +99,8 @@ def test_only_stages_of_attention_leave_maps() -> None:
         **{f"stages.1.{i}": (2, 8, 64, 64) for i in range(2)},
         **{f"stages.3.{i}": (2, 8, 4, 4) for i in range(2)},
     }
-    assert tiny_coatnet(stages="CCCC").attention is None
+    plain = Classifier(tiny_coatnet(stages="CCCC"), (0.5,) * 3, (0.25,) * 3)
+    assert len(plain.blocks()) == 8 and not any(block.attention for block in plain.blocks())
 
 
 @pytest.mark.parametrize("stages", ["CCT", "CCTTT", "CCtt", "CXTT", ""])

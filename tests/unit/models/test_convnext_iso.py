@@ -10,12 +10,11 @@ import torch.nn.functional as F
 
 from bastion import BastionError
 from bastion.models import Classifier, complexity, models
-from bastion.models.convnext_iso import RENAMES, Isotropic, IsotropicConvNeXt
+from bastion.models.convnext_iso import RENAMES, IsotropicConvNeXt
 
 
 def _small(layer_scale: float | None = None) -> IsotropicConvNeXt:
-    size = Isotropic(8, 2, layer_scale)
-    return IsotropicConvNeXt(size, num_classes=3, in_chans=3, patch_size=4, drop_path_rate=0.0).eval()
+    return IsotropicConvNeXt(8, 2, layer_scale, num_classes=3, patch_size=4).eval()
 
 
 @pytest.mark.parametrize(

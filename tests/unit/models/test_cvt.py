@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bastion.models import complexity
-from bastion.models.cvt import ConvAttention, cifar_cvt, tiny_cvt
+from bastion.models import complexity, models
+from bastion.models.cvt import ConvAttention
+
+cifar_cvt = models.factory("cifar/cvt")
+tiny_cvt = models.factory("tiny/cvt")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.densenet import cifar_densenet
+
+cifar_densenet = models.factory("cifar/densenet")
 
 
 def test_it_has_one_million_parameters() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bastion.models import complexity
-from bastion.models.mixer import cifar_mixer, tiny_mixer
+from bastion.models import complexity, models
+
+cifar_mixer = models.factory("cifar/mixer")
+tiny_mixer = models.factory("tiny/mixer")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:
@@ -34,5 +36,5 @@ def test_the_head_sees_the_class_token_only_and_it_the_patches() -> None:
 
 
 def test_images_that_patches_do_not_fill_are_refused() -> None:
-    with pytest.raises(ValueError, match="img_size must be a multiple of patch_size, got 30 and 4"):
+    with pytest.raises(ValueError, match="img_size: 30 cannot be cut into patches of 4"):
         cifar_mixer(img_size=30)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bastion.models import complexity
-from bastion.models.mobilevit import MobileViTBlock, MV2Block, Stride, _joined, _parted, cifar_mobilevit, tiny_mobilevit
+from bastion.models import complexity, models
+from bastion.models.mobilevit import MobileViTBlock, MV2Block, Stride, _joined, _parted
+
+cifar_mobilevit = models.factory("cifar/mobilevit")
+tiny_mobilevit = models.factory("tiny/mobilevit")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:

@@ -7,13 +7,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from bastion.models import complexity, models
-from bastion.models.preact import (
-    PreActBlock,
-    PreActBottleneck,
-    PreActResNet,
-    cifar_preact_resnet,
-    cifar_preact_resnet18,
-)
+from bastion.models.preact import PreActBlock, PreActBottleneck, PreActResNet
+
+cifar_preact_resnet = models.factory("cifar/preact-resnet")
+cifar_preact_resnet18 = models.factory("cifar/preact-resnet18")
 
 
 def test_parameters_are_those_of_the_papers() -> None:

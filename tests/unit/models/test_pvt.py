@@ -7,7 +7,7 @@ import torch
 
 from bastion import BastionError
 from bastion.models import models
-from bastion.models.foreign import _renamed
+from bastion.models.import_checkpoint import _renamed
 from bastion.models.pvt import ReducedAttention
 
 

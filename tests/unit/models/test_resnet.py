@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from bastion.models import complexity
+from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.resnet import cifar_resnet, cifar_resnet18, cifar_resnext
+
+cifar_resnet = models.factory("cifar/resnet")
+cifar_resnet18 = models.factory("cifar/resnet18")
+cifar_resnext = models.factory("cifar/resnext")
 
 
 def test_parameters_are_those_of_the_papers() -> None:

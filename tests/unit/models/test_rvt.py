@@ -170,7 +170,7 @@ def test_without_scaling_any_grid_will_do() -> None:
         ({"name": "rvt/ti", "patch_size": 5}, r"patch_size: expected one of \[4, 8, 16\], got 5"),
         ({"name": "rvt/ti", "img_size": 40}, "img_size: 40 cannot be cut into patches of 16"),
         ({"name": "rvt/ti", "img_size": 0}, "img_size: 0 cannot be cut"),
-        ({"name": "rvt/ti", "qkv": "dense"}, "model.qkv: input should be 'linear' or 'conv'"),
+        ({"name": "rvt/ti", "qkv": "dense"}, "model.qkv: unknown qkv 'dense'; known: conv, linear"),
     ],
 )
 def test_what_cannot_be_built_says_why(spec: dict[str, Any], message: str) -> None:

@@ -12,7 +12,10 @@ from bastion import BastionError
 from bastion.models import checkpoint, complexity, models
 from bastion.models.adapt import transfer
 from bastion.models.classifier import Classifier
-from bastion.models.swin import Merge, Stage, WindowAttention, cifar_swin, tiny_swin
+from bastion.models.swin import Merge, Stage, WindowAttention
+
+cifar_swin = models.factory("cifar/swin")
+tiny_swin = models.factory("tiny/swin")
 
 
 def test_parameters_are_those_of_the_paper() -> None:

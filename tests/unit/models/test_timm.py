@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bastion.models import checkpoint, models
+from bastion import BastionError
+from bastion.models import Classifier, checkpoint, models
 
 FAMILIES = (
     *("deit_tiny_patch16_224", "vit_tiny_patch16_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "convnext_atto"),
@@ -41,3 +42,10 @@ def test_attention_is_seen_whatever_its_axes(name: str, maps: int) -> None:
     for attention in taps.attention.values():
         assert attention.ndim == 4 and attention.shape[0] % 2 == 0
         assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-5)
+
+
+def test_blocks_of_a_family_that_is_not_declared_are_an_error() -> None:
+    with torch.device("meta"):
+        model = Classifier(models.build("timm/crossvit_tiny_240"), (0.5,) * 3, (0.25,) * 3)
+    with pytest.raises(BastionError, match="CrossVit: which of its modules are residual blocks is not known"):
+        model.blocks()

@@ -49,7 +49,7 @@ def test_first_strides_become_one() -> None:
 def test_bad_variants_are_told() -> None:
     with pytest.raises(BastionError, match="unstride: VisionTransformer has 1 strided layers, got 2"):
         models.build({"name": "vit/micro", "unstride": 2})
-    with pytest.raises(BastionError, match="model.act_layer: input should be 'gelu', 'relu' or 'silu', got 'tanh'"):
+    with pytest.raises(BastionError, match="model.act_layer: unknown act_layer 'tanh'; known: gelu, relu, silu"):
         models.build({"name": "vit/micro", "act_layer": "tanh"})
     with pytest.raises(BastionError, match="model.unstrid: unknown key; did you mean 'unstride'"):
         models.build({"name": "vit/micro", "unstrid": 1})

@@ -8,7 +8,8 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.vgg import cifar_vgg
+
+cifar_vgg = models.factory("cifar/vgg")
 
 
 def test_parameters_are_those_of_the_paper() -> None:

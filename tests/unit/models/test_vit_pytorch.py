@@ -9,15 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bastion.models.cct import Tokenizing, cifar_cct
-from bastion.models.cvt import cifar_cvt
-from bastion.models.mobilevit import Stride, cifar_mobilevit
+from bastion.models.cct import Tokenizing
+from bastion.models.mobilevit import Stride
 
 pytest.importorskip("vit_pytorch")
 # After bastion, which makes torchvision importable beside a CPU build of torch.
 from vit_pytorch.cct import cct_7
 from vit_pytorch.cvt import CvT
 from vit_pytorch.mobile_vit import MobileViT
+
+from bastion.models import models
+
+cifar_cct = models.factory("cifar/cct")
+cifar_cvt = models.factory("cifar/cvt")
+cifar_mobilevit = models.factory("cifar/mobilevit")
 
 CCT = {
     r"^patch_embed\.layers\.(\d)": lambda m: f"tokenizer.conv_layers.{int(m[1]) // 3}.{int(m[1]) % 3}",

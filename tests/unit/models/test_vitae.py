@@ -8,7 +8,10 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
-from bastion.models.vitae import PRM, Cells, NormalBlock, Performer, Reduction, ReductionCell, cifar_vitae, tiny_vitae
+from bastion.models.vitae import PRM, Cells, NormalBlock, Performer, Reduction, ReductionCell
+
+cifar_vitae = models.factory("cifar/vitae")
+tiny_vitae = models.factory("tiny/vitae")
 
 
 def test_parameters_are_those_of_the_paper_with_its_head() -> None:

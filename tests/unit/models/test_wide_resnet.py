@@ -8,7 +8,11 @@ from torch import nn
 
 from bastion import BastionError
 from bastion.models import complexity, models
-from bastion.models.wide_resnet import _wide, cifar_wrn, cifar_wrn_28_10, cifar_wrn_34_10
+from bastion.models.wide_resnet import wide_resnet
+
+cifar_wrn = models.factory("cifar/wrn")
+cifar_wrn_28_10 = models.factory("cifar/wrn-28-10")
+cifar_wrn_34_10 = models.factory("cifar/wrn-34-10")
 
 
 def test_parameters_are_those_of_the_papers() -> None:
@@ -19,7 +23,7 @@ def test_parameters_are_those_of_the_papers() -> None:
 
 
 def test_convolutions_start_as_kaiming_says_and_biases_at_zero() -> None:
-    network = _wide(10, 8, 10, 3, 32, 0.0, bias=True).network
+    network = wide_resnet(10, 8, True)
     convs = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
     assert len(convs) == 1 + 2 * 3 + 3
     assert all(conv.bias is not None and not conv.bias.any() for conv in convs)
@@ -28,7 +32,7 @@ def test_convolutions_start_as_kaiming_says_and_biases_at_zero() -> None:
 
 
 def test_dropout_is_between_the_convolutions_and_can_be_set() -> None:
-    network = _wide(10, 1, 10, 3, 32, 0.5).network
+    network = wide_resnet(10, 1, drop_rate=0.5)
     seen: list[float] = []
     for stage in network.stages:
         stage[0].conv2.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0] == 0).double().mean().item()))

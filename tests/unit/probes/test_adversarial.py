@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import MakeLinear
+from tests.conftest import AttackBy, MakeLinear
 from torch import Tensor, nn
 
 from bastion import BastionError, Threat, journal
@@ -80,7 +80,7 @@ def test_an_attack_must_return_an_image_for_each(returned: Callable[[Tensor], An
         return returned(batch.x)
 
     with pytest.raises(BastionError, match=told):
-        Adversarial(THREAT, wrong)(Bright(), BATCH, seed=0)
+        Adversarial(THREAT, AttackBy(wrong))(Bright(), BATCH, seed=0)
 
 
 def test_what_an_attack_does_to_images_and_mode_does_not_reach_the_judge() -> None:
@@ -89,7 +89,7 @@ def test_what_an_attack_does_to_images_and_mode_does_not_reach_the_judge() -> No
         return batch.x.add_(0.5)
 
     model, batch = Bright().eval(), BATCH._replace(x=BATCH.x.clone())
-    facts = Adversarial(THREAT, rude)(model, batch, seed=0)
+    facts = Adversarial(THREAT, AttackBy(rude))(model, batch, seed=0)
     assert torch.equal(batch.x, BATCH.x)
     assert not model.training
     assert facts["in_budget"].tolist() == [False, False, True]

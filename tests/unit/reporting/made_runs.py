@@ -27,10 +27,11 @@ Column = np.ndarray[Any, Any]
 MakeRun = Callable[..., Run]  # the fixture `make_run`
 
 
-def train_run(folder: Path, *, robust: float, epochs: int = 12) -> Run:
+def train_run(folder: Path, *, robust: float, epochs: int = 12, about: str = "") -> Run:
     """A run with a recipe and a log; without robust numbers if `robust` is zero, as in standard training."""
     recipe = Recipe.model_validate(
         {
+            "about": about,
             "data": "cifar10-mini",
             "model": "vit/micro",
             "objective": "trades" if robust else "standard",

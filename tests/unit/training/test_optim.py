@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
 
 from bastion import recipe
 from bastion.models import checkpoint
-from bastion.training.objectives.standard import Standard
 from bastion.training.optim import make_optimizer
 
 
 def _optimizer(settings: recipe.Optimizer = recipe.Optimizer()):  # noqa: B008
     model = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
-    return model, make_optimizer(model, Standard(), settings)
+    return model, make_optimizer(model, settings)
 
 
 def test_norms_biases_and_position_embeddings_are_not_decayed() -> None:
@@ -32,16 +30,6 @@ def test_settings_reach_the_optimizer() -> None:
     assert all(group["lr"] == 3e-4 and group["betas"] == (0.9, 0.95) for group in adamw.param_groups)
     _, sgd = _optimizer(recipe.Optimizer(name="sgd", lr=0.1, momentum=0.8))
     assert all(group["momentum"] == 0.8 and group["nesterov"] for group in sgd.param_groups)
-
-
-def test_an_objectives_own_parameters_are_trained() -> None:
-    model = checkpoint.build({"name": "vit/micro", "depth": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
-    objective = Standard()
-    objective.extra = nn.Linear(2, 2)
-    trained = {
-        id(p) for group in make_optimizer(model, objective, recipe.Optimizer()).param_groups for p in group["params"]
-    }
-    assert id(objective.extra.weight) in trained
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

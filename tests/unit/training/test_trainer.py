@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,15 @@ import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tests.conftest import ADVERSARIAL, QUICK
 
-from bastion import BastionError, load
+from bastion import BastionError, load, storage
 from bastion.errors import Interrupted
 from bastion.models import checkpoint
 from bastion.recipe import load_recipe
 from bastion.run import Run
-from bastion.training import trainer
-from bastion.training.state import load_state
+from bastion.training import checkpoints, selection, trainer
+from bastion.training.checkpoints import read_state
+from bastion.training.distributed import Processes
 from bastion.training.trainer import train
-from bastion.training.world import World
 from bastion.types import DataSet
 
 
@@ -39,17 +40,21 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.items() if k not in clock} for r in run.history() if r["kind"] != "event"]
 
 
+def _content(run: Run) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
 def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int = signal.SIGTERM) -> None:
     """A signal arrives while the given step is computed."""
-    learn = trainer.Trainer.learn
+    train_step = trainer.Trainer.train_step
 
-    def learn_and_signal(self: trainer.Trainer, batch: Any) -> Any:
+    def step_and_signal(self: trainer.Trainer, batch: Any) -> Any:
         if self.step == steps - 1:
-            monkeypatch.setattr(trainer.Trainer, "learn", learn)
+            monkeypatch.setattr(trainer.Trainer, "train_step", train_step)
             signal.raise_signal(number)
-        return learn(self, batch)
+        return train_step(self, batch)
 
-    monkeypatch.setattr(trainer.Trainer, "learn", learn_and_signal)
+    monkeypatch.setattr(trainer.Trainer, "train_step", step_and_signal)
 
 
 def test_the_log_has_every_step_and_epoch(tmp_path: Path) -> None:
@@ -130,12 +135,73 @@ def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path: Path, monkeypat
 
 
 def test_with_no_whole_checkpoint_nothing_is_started_over(tmp_path: Path) -> None:
+    """However often it is tried, with or without --resume."""
+    run = _train(tmp_path / "run", "checkpoint.keep=1")
+    (path,) = run.checkpoints.iterdir()
+    path.write_bytes(path.read_bytes()[:500])
+    before = _content(run)
+    for _ in range(2):
+        with pytest.raises(BastionError, match="no checkpoint is whole; restore one, or use another --run"):
+            _train(tmp_path / "run", "checkpoint.keep=1", resume=True)
+        with pytest.raises(BastionError, match="has been trained already"):
+            _train(tmp_path / "run", "checkpoint.keep=1")
+    assert _content(run) == before
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_started_over(tmp_path: Path) -> None:
     run = _train(tmp_path / "run")
-    for path in run.checkpoints.iterdir():
-        path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(BastionError, match="no checkpoint is whole; restore one, or use another --run"):
+    shutil.rmtree(run.checkpoints)
+    before = _content(run)
+    with pytest.raises(BastionError, match="has been trained already; go on with --resume, or use another --run"):
+        _train(tmp_path / "run")
+    with pytest.raises(BastionError, match="its checkpoints are lost, and without one it would start over"):
         _train(tmp_path / "run", resume=True)
-    assert len(_steps(run)) == 8
+    assert _content(run) == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_step = trainer.Trainer.train_step
+
+    def killed(self: trainer.Trainer, batch: Any) -> Any:
+        if self.step == 2:
+            raise KeyboardInterrupt
+        return train_step(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.Trainer, "train_step", killed)
+        _train(tmp_path / "run")
+    with pytest.raises(BastionError, match="has been trained already; go on with --resume"):
+        _train(tmp_path / "run")
+    run, whole = _train(tmp_path / "run", resume=True), _train(tmp_path / "whole")
+    assert _steps(run) == _steps(whole)
+    assert checkpoint.digest(load(run.folder)) == checkpoint.digest(load(whole.folder))
+
+
+def test_another_number_of_threads_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _stop_after(monkeypatch, 2)
+    with pytest.raises(Interrupted):
+        _train(tmp_path / "run")
+    torch.set_num_threads(2)
+    run = _train(tmp_path / "run", resume=True)
+    messages = [r["message"] for r in run.history() if r["kind"] == "event"]
+    assert messages[0] == "resumed at step 2"
+    assert messages[1].startswith("resumed with other means (threads: 1 -> 2): the result will differ")
+    assert len(messages) == 2 and "threads: 1 -> 2" in capsys.readouterr().err
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run")
+    process = subprocess.Popen(["true"])
+    process.wait()
+    leftover, foreign = (
+        run.checkpoints / f".step.{host}-{process.pid}-00000000.tmp" for host in (storage._HOST, "0badcafe")
+    )
+    leftover.write_bytes(b"half")
+    foreign.write_bytes(b"of a machine that may be alive")
+    _train(tmp_path / "run", resume=True)
+    assert not leftover.exists() and foreign.exists()
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
@@ -164,10 +230,15 @@ def test_other_data_under_the_same_recipe_are_refused_on_resume(
         _train(tmp_path / "run", *changes, resume=True)
 
 
-def test_a_lost_model_comes_back_from_the_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["model", "weights"])
+def test_a_lost_model_comes_back_from_the_last_checkpoint(tmp_path: Path, lost: str) -> None:
     run = _train(tmp_path / "run")
     before = checkpoint.digest(load(run.folder))
-    shutil.rmtree(run.model)
+    if lost == "weights":
+        (weights,) = run.model.glob("*.safetensors")
+        weights.unlink()
+    else:
+        shutil.rmtree(run.model)
     _train(tmp_path / "run", resume=True)
     assert checkpoint.digest(load(run.folder)) == before
     assert [r["epoch"] for r in run.history() if r["kind"] == "epoch"] == [1, 2]
@@ -175,7 +246,7 @@ def test_a_lost_model_comes_back_from_the_last_checkpoint(tmp_path: Path) -> Non
 
 def test_where_the_best_model_is_lost_the_last_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.9, 0.2, 0.2])
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
+    monkeypatch.setattr(selection.Selection, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
     run = _train(tmp_path / "run", "validate.choose=best")
     shutil.rmtree(run.model)
     _train(tmp_path / "run", "validate.choose=best", resume=True)
@@ -196,6 +267,10 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("time.sleep", lambda _: None)
     with run.locked(), pytest.raises(BastionError, match="another process is training this run"):
         _train(tmp_path / "run", resume=True)
+    with Run(tmp_path / "new").locked():
+        with pytest.raises(BastionError, match="another process is training this run"):
+            _train(tmp_path / "new")
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]  # a refused one writes nothing
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -216,7 +291,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, setting
     with pytest.raises(BastionError, match=r"training step \d: loss .*Try a smaller optimizer.lr \(now 1e\+30\)"):
         _train(tmp_path / "run", setting, "schedule.warmup_epochs=0", "optimizer.clip_grad=null")
     for path in (tmp_path / "run" / "checkpoints").glob("*"):
-        assert all(t.isfinite().all() for t in load_state(path)["model"].values())
+        assert all(t.isfinite().all() for t in read_state(path)["model"].values())
 
 
 def test_a_trained_run_is_not_trained_over(tmp_path: Path) -> None:
@@ -239,10 +314,10 @@ def test_processes_that_torchrun_starts_again_go_on(tmp_path: Path, monkeypatch:
 
 def test_a_run_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
     run = _train(tmp_path / "run")
-    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    before = _content(run)
     with pytest.raises(BastionError, match=r"is the run of another recipe \(optimizer.lr: 0.001 -> 0.002\)"):
         _train(tmp_path / "run", "optimizer.lr=2e-3", resume=True)
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    assert _content(run) == before
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -254,15 +329,15 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saves, save_state = [], trainer.save_state
+    saves, write_state = [], checkpoints.write_state
 
     def full(path: Path, state: Any) -> None:
         saves.append(path)
         if len(saves) == 2:
             monkeypatch.setattr(os, "fsync", _no_space)
-        save_state(path, state)
+        write_state(path, state)
 
-    monkeypatch.setattr(trainer, "save_state", full)
+    monkeypatch.setattr(checkpoints, "write_state", full)
     with pytest.raises(BastionError, match="no space left on the disk; what was stored before is intact"):
         _train(tmp_path / "run")
     monkeypatch.undo()
@@ -308,7 +383,7 @@ def test_the_averaged_model_is_the_one_that_is_kept(tmp_path: Path) -> None:
 
 def test_the_best_epoch_is_kept_if_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.2, 0.9, 0.5])
-    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
+    monkeypatch.setattr(selection.Selection, "validate", lambda self, model: {"val_n": 1, "val_clean": next(scores)})
     run = _train(tmp_path / "run", "schedule.epochs=3", "validate.choose=best")
     assert json.loads((run.model / "card.json").read_text())["about"]["epoch"] == 2
 
@@ -391,7 +466,7 @@ def test_weights_that_expect_other_images_are_told(tmp_path: Path) -> None:
 def test_each_process_cuts_its_share_into_equal_parts(tmp_path: Path) -> None:
     recipe = load_recipe("base/micro", (*QUICK, "batch=20", "accumulate=4"))
     with pytest.raises(BastionError, match="the 10 images of each process cannot be cut into 4 equal parts"):
-        trainer.Trainer(recipe, Run(tmp_path / "run"), World(rank=0, size=2))
+        trainer.Trainer(recipe, Run(tmp_path / "run"), Processes(rank=0, size=2))
 
 
 def test_without_held_out_images_none_is_the_best(tmp_path: Path) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
+from bastion.settings import settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.training.objectives.standard import cross_entropy
-from bastion.types import Example, Losses
+from bastion.types import Losses, Prepared
 
 
 @objectives.register("adversarial")
-@dataclass(eq=False, kw_only=True)
+@settings(frozen=False, eq=False)
 class Adversarial(Attacked):
     """Cross-entropy on what an attack makes of the images."""
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        return cross_entropy(model, example, self.label_smoothing)
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        return cross_entropy(model, prepared, self.label_smoothing)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import nn
 
+from bastion.settings import NotNegative, settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
-from bastion.types import Example, Losses
+from bastion.types import Losses, Prepared
 
 
 @objectives.register("alp")
-@dataclass(eq=False, kw_only=True)
+@settings(frozen=False, eq=False)
 class LogitPairing(Attacked):
     """½ CE(x) + ½ CE(x') + weight · mean (z(x) - z(x'))², the mean over images and classes."""
 
-    weight: float = 0.5
+    weight: NotNegative = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weight < 0:
-            raise ValueError(f"weight must not be negative, got {self.weight}")
-
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        clean, attacked = model(example.clean.x), model(example.x)
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        clean, attacked = model(prepared.clean.x), model(prepared.x)
         natural, adversarial = (
-            F.cross_entropy(logits, example.clean.y, label_smoothing=self.label_smoothing)
+            F.cross_entropy(logits, prepared.clean.y, label_smoothing=self.label_smoothing)
             for logits in (clean, attacked)
         )
         pairing = F.mse_loss(clean, attacked)

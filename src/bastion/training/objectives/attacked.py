@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
 
 from bastion.acceleration import for_training
 from bastion.forward import in_mode
+from bastion.settings import NotNegative, Smoothing, settings
 from bastion.threat import Threat
-from bastion.types import Attack, Batch, Example, Objective
+from bastion.types import Attack, Batch, Objective, Prepared
 
 
-@dataclass(eq=False, kw_only=True)
+@settings(frozen=False, eq=False)
 class Attacked(Objective):
     """Learns from what an attack makes of the images.
 
@@ -22,25 +22,14 @@ class Attacked(Objective):
 
     threat: Threat
     attack: Attack
-    eps_warmup: float = 0.0
+    eps_warmup: NotNegative = 0.0
     attack_mode: Literal["eval", "train"] = "eval"
-    label_smoothing: float = 0.0
+    label_smoothing: Smoothing = 0.0
 
-    def __post_init__(self) -> None:
-        super().__init__()
-        if self.eps_warmup < 0:
-            raise ValueError(f"eps_warmup counts epochs from 0 on, got {self.eps_warmup}")
-        check_smoothing(self.label_smoothing)
-
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
+    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
         threat = self.threat.scaled(min(1.0, progress / self.eps_warmup) if self.eps_warmup else 1.0)
         if threat.eps == 0:
-            return Example(batch, batch.x, {"eps": 0.0})
+            return Prepared(batch, batch.x, {"eps": 0.0})
         with in_mode(model, training=self.attack_mode == "train"), for_training(model) as attacked:
             x = self.attack(attacked, batch, threat, seed=seed)
-        return Example(batch, x, {"eps": threat.eps})
-
-
-def check_smoothing(value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
+        return Prepared(batch, x, {"eps": threat.eps})

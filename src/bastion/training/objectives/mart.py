@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion.attacks.losses import divergence
+from bastion.settings import NotNegative, settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
-from bastion.types import Example, Losses, hard
+from bastion.types import Losses, Prepared, hard
 
 
 @objectives.register("mart")
-@dataclass(eq=False, kw_only=True)
+@settings(frozen=False, eq=False)
 class Mart(Attacked):
     """BCE(x') + λ · KL(p(x) ‖ p(x')) · (1 - p_y(x)), where BCE(x') = CE(x') - log(1 - max over k≠y of p_k(x')).
 
     With soft labels p_y is their expectation of p, and the class left out of the maximum is the likeliest.
     """
 
-    beta: float = 5.0  # the paper's λ
+    beta: NotNegative = 5.0  # the paper's λ
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 0:
-            raise ValueError(f"beta must not be negative, got {self.beta}")
-
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        clean, attacked, y = model(example.clean.x), model(example.x), example.clean.y
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        clean, attacked, y = model(prepared.clean.x), model(prepared.x), prepared.clean.y
         boosted = F.cross_entropy(attacked, y, label_smoothing=self.label_smoothing) + _likeliest_mistake(attacked, y)
         apart = (divergence(clean.log_softmax(1), attacked) * (1 - _confidence(clean, y))).mean()
         return Losses(boosted + self.beta * apart, attacked, {"boosted": boosted, "divergence": apart}, clean)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import nn
 
+from bastion.settings import Smoothing, settings
 from bastion.training.objectives import objectives
-from bastion.training.objectives.attacked import check_smoothing
-from bastion.types import Batch, Example, Losses, Objective
+from bastion.types import Losses, Objective, Prepared
 
 
 @objectives.register("standard")
-@dataclass(eq=False, kw_only=True)
+@settings(frozen=False, eq=False)
 class Standard(Objective):
     """Cross-entropy on the images as they are."""
 
-    label_smoothing: float = 0.0
+    label_smoothing: Smoothing = 0.0
 
-    def __post_init__(self) -> None:
-        super().__init__()
-        check_smoothing(self.label_smoothing)
-
-    def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Example:
-        return Example(batch, batch.x, {})
-
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        return cross_entropy(model, example, self.label_smoothing)
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        return cross_entropy(model, prepared, self.label_smoothing)
 
 
-def cross_entropy(model: nn.Module, example: Example, label_smoothing: float) -> Losses:
+def cross_entropy(model: nn.Module, prepared: Prepared, label_smoothing: float) -> Losses:
     """The outer loss of every objective that only changes the input; hard and soft labels alike."""
-    logits = model(example.x)
-    return Losses(F.cross_entropy(logits, example.clean.y, label_smoothing=label_smoothing), logits, {})
+    logits = model(prepared.x)
+    return Losses(F.cross_entropy(logits, prepared.clean.y, label_smoothing=label_smoothing), logits, {})

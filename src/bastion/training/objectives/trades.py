@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import nn
 
+from bastion.attacks import Attack, Threat
 from bastion.attacks.losses import divergence
+from bastion.attacks.pgd import PGD
+from bastion.settings import NotNegative, SettingsError, settings
 from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
-from bastion.types import Example, Losses
+from bastion.types import Losses, Prepared
+
+# The authors' for CIFAR-10: ten steps of 2/255.
+THREAT = Threat("linf", 8 / 255)
+ATTACK = PGD(steps=10, rel_step=0.25, loss="kl", keep="last")
 
 
 @objectives.register("trades")
-@dataclass(eq=False, kw_only=True)
+@settings(frozen=False, eq=False)
 class Trades(Attacked):
-    """CE(x) + β · KL(p(x) ‖ p(x')). The attack is PGD on that divergence: `attack: {name: pgd, loss: kl, …}`."""
+    """CE(x) + β · KL(p(x) ‖ p(x')), where x' maximises that divergence."""
 
-    beta: float = 6.0
+    threat: Threat = THREAT
+    attack: Attack = ATTACK
+    beta: NotNegative = 6.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 0:
-            raise ValueError(f"beta must not be negative, got {self.beta}")
+        loss = getattr(self.attack, "loss", "kl")  # a user's own may have no such setting
+        if loss != "kl":
+            raise SettingsError(
+                "trades", ("attack", "loss"), f"must be kl, the divergence that is minimised, got {loss}"
+            )
 
-    def loss(self, model: nn.Module, example: Example) -> Losses:
-        clean, attacked = model(example.clean.x), model(example.x)
-        natural = F.cross_entropy(clean, example.clean.y, label_smoothing=self.label_smoothing)
+    def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
+        clean, attacked = model(prepared.clean.x), model(prepared.x)
+        natural = F.cross_entropy(clean, prepared.clean.y, label_smoothing=self.label_smoothing)
         apart = divergence(clean.log_softmax(1), attacked).mean()
         return Losses(natural + self.beta * apart, attacked, {"natural": natural, "divergence": apart}, clean)

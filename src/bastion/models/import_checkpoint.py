@@ -1,0 +1,329 @@
+"""`bastion import`: the weights of another code base for one of bastion's models, every tensor accounted for."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bastion.errors import BastionError, did_you_mean
+from bastion.models import checkpoint
+from bastion.models.classifier import Backbone, Classifier
+
+State = dict[str, Tensor]
+Stats = tuple[tuple[float, ...], tuple[float, ...]]  # mean, std
+
+# What the code bases of the field normalise with. A checkpoint seldom says it.
+NORMALISATIONS: dict[str, Stats] = {
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
+    "cifar10-old": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # a slip that many repositories share
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
+
+_CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
+_AVERAGES = ("state_dict_ema", "model_ema", "ema")
+_PREFIXES = ("module.", "_orig_mod.", "base_model.", "model.", "1.")  # 1.: Sequential(normaliser, model)
+_MEANS = ("normalize.mean", "normalizer.mean", "normalizer.new_mean", "normalize.mu", "mu", "mean", "0.mean")
+_STDS = ("normalize.std", "normalizer.std", "normalizer.new_std", "normalize.sigma", "sigma", "std", "0.std")
+# What training scripts keep beside the weights: their arguments, and numbers of numpy's under its old and new name.
+_SCALAR: Callable[..., Any] = np.float64(0).__reduce__()[0]  # type: ignore[assignment]
+_HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    argparse.Namespace,
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "bool")),
+]
+# Attackers that were modules, a stage of TRADES' WideResNet that no pass goes through, and what averaging, profilers
+# and attention leave behind: no weights.
+_NO_WEIGHTS = re.compile(
+    r"^attacker\.|^sub_block1\.|^n_averaged$"
+    r"|(^|\.)(total_ops|total_params|relative_position_index|attention_bias_idxs|attn_mask)$"
+)
+
+
+@dataclass
+class Import:
+    """What was found in the file, and what became of it."""
+
+    model: Classifier
+    container: str
+    stripped: list[str]
+    left_out: list[str] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)  # counters of BatchNorm, which old files lack
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.model.network.state_dict()) - len(self.filled)} tensors loaded"]
+        if self.container:
+            parts.append(f"from '{self.container}'")
+        if self.stripped:
+            parts.append(f"without the prefix {''.join(self.stripped)}")
+        for word, names in (("left out", self.left_out), ("not in the file and set to zero", self.filled)):
+            if names:
+                parts.append(f"{word}: {_some(names)}")
+        mean, std = (_numbers(each) for each in (self.model.mean, self.model.std))
+        return f"{'; '.join(parts)}\nnormalised by mean {mean}, std {std}"
+
+    def about(self, path: Path) -> dict[str, Any]:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return {"imported": {"file": path.name, "sha256": digest, "container": self.container}}
+
+
+def import_file(
+    path: Path, spec: Mapping[str, Any], *, ema: bool = False, normalize: str | Stats | None = None
+) -> Import:
+    """The classifier of a file with weights. No code of the file's is run, and no tensor of it is passed over."""
+    container, state = _contents(_read(path), path, ema)
+    backbone = checkpoint.build_backbone(spec, "model")
+    own = backbone.network.state_dict()
+    left_out = [name for name in state if _NO_WEIGHTS.search(_bare(name)) and name not in own]
+    state = {name: tensor for name, tensor in state.items() if name not in left_out}
+    state, found, stripped = _unwrapped(state, own)
+    state = _renamed(state, backbone)
+    filled = [name for name in own if name.endswith("num_batches_tracked") and name not in state]
+    state |= {name: own[name] for name in filled}
+    state = {name: _shaped(tensor, own[name].shape if name in own else None) for name, tensor in state.items()}
+    _check(state, own, path)
+    _check_numbers(state, own, path)
+    mean, std = _normalisation(found, normalize, backbone.shape[0], path)
+    model = Classifier(backbone, mean, std, spec=dict(spec))
+    try:
+        model.network.load_state_dict(state)
+    except RuntimeError as error:
+        raise BastionError(f"import: {path}: its tensors cannot be copied into the model: {error}") from error
+    return Import(model.eval(), container, stripped, left_out, filled)
+
+
+def parse_stats(text: str) -> Stats:
+    """`0.5,0.5,0.5/0.5,0.5,0.5`: means, then stds."""
+    try:
+        mean, std = (tuple(float(each) for each in side.split(",")) for side in text.split("/"))
+    except ValueError as error:
+        raise BastionError(f"--normalize {text}: expected MEAN,MEAN,MEAN/STD,STD,STD") from error
+    return mean, std
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise BastionError(f"import: no file {path}")
+    if path.suffix == ".safetensors":
+        return checkpoint.read_tensors(path)
+    try:
+        with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about tensors that are refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        known = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it holds {_printable(known[1])}" if known else "it is no file of torch.save, or damaged"
+        raise BastionError(
+            f"import: {path} cannot be read as weights alone: {what}. Where it was made, store "
+            "`torch.save(model.state_dict(), …)`, and import that"
+        ) from error
+    except Exception as error:  # a damaged file makes torch's reader stumble in any way
+        reason = _printable(str(error).splitlines()[0]) if str(error) else type(error).__name__
+        raise BastionError(f"import: {path} is damaged or no file of torch.save ({reason}); get it again") from error
+
+
+def _contents(content: Any, path: Path, ema: bool) -> tuple[str, State]:
+    """The tensors by name, and the entry of the file that they lay in."""
+    if not isinstance(content, Mapping):
+        raise BastionError(f"import: {path} holds a {type(content).__name__}, not named tensors")
+    wanted = _AVERAGES if ema else _CONTAINERS
+    for entry in wanted:
+        inner = content.get(entry)
+        if isinstance(inner, Mapping):
+            return entry, _tensors(inner, f"{path}: {entry}")
+    if ema:
+        raise BastionError(f"import: {path} has no averaged weights; it has {', '.join(map(str, list(content)[:8]))}")
+    return "", _tensors(content, str(path))
+
+
+def _tensors(content: Mapping[str, Any], where: str) -> State:
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others or not content:
+        what = f"{len(others)} entries are no tensors, such as '{_printable(others[0])}'" if others else "it is empty"
+        raise BastionError(f"import: {where}: {what}; known places for weights are {', '.join(_CONTAINERS)}")
+    for name, tensor in content.items():
+        odd = _refused(tensor) if str(name).isprintable() else "is no name of a tensor; the file is damaged"
+        if odd:
+            raise BastionError(f"import: {where}: '{_printable(str(name))}' {odd}")
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _refused(tensor: Tensor) -> str:
+    """Why a tensor cannot be weights; empty if it can."""
+    if tensor.is_quantized:
+        return "is quantised; import the weights from before, in floating point"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "is sparse or nested; store it with .to_dense()"
+    if tensor.is_meta:
+        return "has no numbers: it was saved on the meta device"
+    if tensor.is_complex():
+        return "holds complex numbers, which no model here has"
+    if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        return "claims more numbers than the file holds"
+    return ""
+
+
+def _printable(text: str) -> str:
+    """Without control characters and escape sequences."""
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
+def _unwrapped(state: State, own: Mapping[str, Tensor]) -> tuple[State, Stats | None, list[str]]:
+    """Take off leading wrappers, outermost first, and the normalisers between them."""
+    stats: Stats | None = None
+    stripped: list[str] = []
+    while True:
+        found = _stats_inside(state, own)
+        if found:
+            inner, names = found
+            stats = inner if stats is None else _one_after_the_other(stats, inner)
+            state = {name: tensor for name, tensor in state.items() if name not in names}
+        prefix = next((each for each in _PREFIXES if _all_below(each, state, own)), None)
+        if prefix is None:
+            return state, stats, stripped
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+        stripped.append(prefix)
+
+
+def _all_below(prefix: str, state: State, own: Mapping[str, Tensor]) -> bool:
+    """Is it a wrapper's prefix, and not a part of the network itself?"""
+    ours = any(name.startswith(prefix) for name in own)
+    return bool(state) and not ours and all(name.startswith(prefix) for name in state if name not in _MEANS + _STDS)
+
+
+def _stats_inside(state: State, own: Mapping[str, Tensor]) -> tuple[Stats, tuple[str, str]] | None:
+    pairs = zip(_MEANS, _STDS, strict=True)
+    found = [(mean, std) for mean, std in pairs if mean in state and std in state and mean not in own]
+    if len(found) > 1:
+        raise BastionError(f"import: which of {' and '.join(mean for mean, _ in found)} comes first is not known")
+    return next((((_numbers(state[mean]), _numbers(state[std])), (mean, std)) for mean, std in found), None)
+
+
+def _one_after_the_other(first: Stats, then: Stats) -> Stats:
+    """The normaliser that does what two do, one inside the other."""
+    (mean1, std1), (mean2, std2) = first, then
+    if len(mean1) != len(mean2):
+        raise BastionError(f"import: the file has two normalisers that do not go together, {first} and {then}")
+    rows = [(m1 + s1 * m2, s1 * s2) for m1, s1, m2, s2 in zip(mean1, std1, mean2, std2, strict=True)]
+    return tuple(mean for mean, _ in rows), tuple(std for _, std in rows)
+
+
+def _numbers(tensor: Tensor) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in tensor.flatten().tolist())
+
+
+def _bare(name: str) -> str:
+    """Without the prefixes of wrappers."""
+    return re.sub(rf"^({'|'.join(map(re.escape, _PREFIXES))})+", "", name)
+
+
+def _renamed(state: State, backbone: Backbone) -> State:
+    """By the family's own table, or by timm's of the module that the network comes from."""
+    own = backbone.network.state_dict()
+    if state.keys() <= own.keys():
+        return state
+    renamed = {}
+    for name, tensor in state.items():
+        new = name
+        for pattern, to in backbone.renames:
+            new = re.sub(f"^{pattern}$", to, new)
+        if new in renamed:
+            raise BastionError(f"import: two tensors of the file are '{new}' here, '{name}' is one of them")
+        renamed[new] = tensor
+    network: nn.Module = backbone.network
+    by_timm: Callable[[State, nn.Module], State] | None = getattr(
+        sys.modules[type(network).__module__], "checkpoint_filter_fn", None
+    )
+    if by_timm is None or renamed.keys() <= own.keys():
+        return renamed
+    try:
+        filtered = by_timm(dict(renamed), network)
+    except Exception:  # not a file of this family
+        return renamed
+    # timm also drops and resizes tensors, without a word: those stay as they were, to be told of.
+    kept = {tensor.data_ptr() for tensor in filtered.values()}
+    return filtered | {name: tensor for name, tensor in renamed.items() if tensor.data_ptr() not in kept}
+
+
+def _shaped(tensor: Tensor, shape: torch.Size | None) -> Tensor:
+    """The same numbers, where only axes of length 1 are more or fewer."""
+    if shape is None or [side for side in shape if side > 1] != [side for side in tensor.shape if side > 1]:
+        return tensor
+    return tensor.reshape(shape)
+
+
+def _check(state: State, own: Mapping[str, Tensor], path: Path) -> None:
+    missing = [name for name in own if name not in state]
+    unknown = [name for name in state if name not in own]
+    shapes = [name for name in own if name in state and own[name].shape != state[name].shape]
+    if not (missing or unknown or shapes):
+        return
+    parts = [
+        f"{len(names)} {what}: {told}"
+        for names, what, told in (
+            (missing, "that the model needs are missing", _some(missing)),
+            (unknown, "are unknown to it", ", ".join(unknown)),  # each of the file's, however many
+        )
+        if names
+    ]
+    for name in shapes:
+        parts.append(f"{name} is {tuple(state[name].shape)} there and {tuple(own[name].shape)} here")
+    raise BastionError(
+        f"import: {path} does not fit the model. Tensors: {'; '.join(parts)}.{_hint(state, own, shapes)}"
+    )
+
+
+def _check_numbers(state: State, own: Mapping[str, Tensor], path: Path) -> None:
+    for name, tensor in state.items():
+        if own[name].is_floating_point() and not tensor.is_floating_point():
+            raise BastionError(f"import: {path}: '{name}' holds {tensor.dtype}; import weights in floating point")
+        if tensor.is_floating_point() and not tensor.float().isfinite().all():
+            raise BastionError(
+                f"import: {path}: '{name}' holds NaN or infinity: the training diverged, or the file is damaged"
+            )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def _hint(state: State, own: Mapping[str, Tensor], shapes: list[str]) -> str:
+    heads = [name for name in shapes if own[name].ndim in (1, 2) and own[name].shape[1:] == state[name].shape[1:]]
+    if shapes and heads == shapes:
+        return f" Is it of {state[heads[0]].shape[0]} classes? Then: --set num_classes={state[heads[0]].shape[0]}"
+    if shapes and all("pos_embed" in name for name in shapes):
+        return " Position embeddings are of another image size: set img_size to the one it was trained at"
+    return " Set the options of the model that it was made with (--set KEY=VALUE), or name another model"
+
+
+def _normalisation(found: Stats | None, given: str | Stats | None, channels: int, path: Path) -> Stats:
+    if isinstance(given, str):
+        if given not in NORMALISATIONS:
+            raise BastionError(f"import: unknown normalisation '{given}'{did_you_mean(given, NORMALISATIONS)}")
+        given = NORMALISATIONS[given]
+    if found is None and given is None:
+        raise BastionError(
+            f"import: {path} does not say how its model normalises pixels, and a wrong guess spoils every number; "
+            f"give --normalize {' | '.join(NORMALISATIONS)} | MEAN,…/STD,…"
+        )
+    if found and given and found != given:
+        raise BastionError(f"import: {path} has a normaliser of its own, mean and std {found}; leave --normalize out")
+    mean, std = found or given or ((), ())
+    if len(mean) != channels or len(std) != channels:
+        raise BastionError(f"import: normalisation has {len(mean)} means and {len(std)} stds, the model {channels}")
+    return mean, std

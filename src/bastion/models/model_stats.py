@@ -1,0 +1,61 @@
+"""Parameters, MACs and blocks of a model by its name: counted without its weights, stored for `bastion list models`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bastion.models import complexity, models
+from bastion.models.classifier import Classifier
+from bastion.types import Block
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+class ModelStats(NamedTuple):
+    parameters: int
+    macs: int  # of a forward pass on one image
+    shape: tuple[int, int, int]
+    blocks: int
+    attending: int  # blocks with self-attention
+    attention: str  # what it is between; empty: no block attends
+    paper: str
+
+    def short(self) -> str:
+        """In columns."""
+        size, maps = f"{self.shape[1]}×{self.shape[2]}", self.attention or "-"
+        cost = f"{self.parameters / 1e6:6.1f} M {self.macs / 1e9:5.2f} GMACs"
+        return f"{cost} {size:>7} {self.blocks:2} blocks {maps:<8} {self.paper.partition(',')[0]}"
+
+
+def count(spec: Mapping[str, Any] | str) -> ModelStats:
+    """Built on torch's meta device, where tensors have a shape and no numbers."""
+    with torch.device("meta"):
+        backbone = models.build(spec)
+        channels = backbone.shape[0]
+        model = Classifier(backbone, (0.0,) * channels, (1.0,) * channels)
+    blocks = model.blocks()
+    return ModelStats(
+        complexity.parameters(model),
+        complexity.macs(model),
+        backbone.shape,
+        len(blocks),
+        sum(block.attends for block in blocks),
+        attention_between(blocks),
+        backbone.paper,
+    )
+
+
+def attention_between(blocks: Iterable[Block]) -> str:
+    """What self-attention of these blocks is between: `tokens`, or `windows, tokens` where a network has both."""
+    return ", ".join(dict.fromkeys(block.attention for block in blocks if block.attention and block.attends))
+
+
+def stored() -> dict[str, ModelStats]:
+    """Of the models that come with the package."""
+    rows = json.loads(FILE.read_text())
+    return {name: ModelStats(**{**fields, "shape": tuple(fields["shape"])}) for name, fields in rows.items()}

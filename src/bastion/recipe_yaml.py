@@ -1,0 +1,105 @@
+"""YAML as recipes and suites are written in it: `8/255` and `1e-3` are numbers, a key given twice is an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from bastion.errors import BastionError
+
+LARGEST = 100_000  # values of a file, all that its aliases repeat counted: no recipe comes near
+
+
+def dump(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+
+
+def read(content: str, where: str) -> dict[str, Any]:
+    """The keys and values of a file."""
+    parsed = _parse(content, where)
+    if not isinstance(parsed, dict):
+        raise BastionError(f"{where}: expected keys and values, got {type(parsed).__name__}")
+    return parsed
+
+
+def read_value(text: str, where: str) -> Any:
+    """One value, as it would be read behind a key."""
+    if "\n" in text or "\r" in text:
+        raise BastionError(f"{where}: a value must be on one line; write lists as [a, b] and sections as {{a: 1}}")
+    return read(f"value: {text}", where)["value"]
+
+
+def _parse(content: str, where: str) -> Any:
+    try:
+        parsed = yaml.load(content, _Loader)
+        _count(parsed, ())
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise BastionError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    return parsed
+
+
+def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
+    """How many values there are; aliases can make a short file endless, or larger than the memory."""
+    if seen > LARGEST:
+        raise ValueError(f"more than {LARGEST:,} values; does an alias repeat what has aliases?")
+    if not isinstance(value, dict | list):
+        return seen + 1
+    if id(value) in inside:
+        raise ValueError("an alias stands inside what it repeats")
+    for each in value.values() if isinstance(value, dict) else value:
+        seen = _count(each, (*inside, id(value)), seen)
+    return seen + 1
+
+
+class _Loader(yaml.SafeLoader):
+    """Words are words: unlike YAML 1.1, `on`, `no`, `1:30`, `0x1f` and `2020-01-01` are text, `1e-3` is a number."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = str(node.tag).rpartition(":")[2]
+            text = str(node.value)[:40] if isinstance(node, yaml.ScalarNode) else "this"
+            raise ConstructorError(None, None, f"'{text}' is not a valid {kind}", node.start_mark) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool | None):
+                raise ConstructorError(None, None, "a key must be a word or a number", key_node.start_mark)
+            if key in seen:
+                raise ConstructorError(None, None, f"the key '{key}' is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    over, _, under = node.value.partition("/")
+    if float(under) == 0:
+        raise ConstructorError(None, None, f"{node.value} divides by zero", node.start_mark)
+    return float(over) / float(under)
+
+
+_STANDARD = "tag:yaml.org,2002:"
+_KEPT = ("null", "bool", "float", "str", "seq", "map")  # no dates, sets, bytes: what JSON has, and fractions
+_Loader.yaml_constructors = {None: yaml.SafeLoader.yaml_constructors[None]} | {
+    f"{_STANDARD}{kind}": yaml.SafeLoader.yaml_constructors[f"{_STANDARD}{kind}"] for kind in _KEPT
+}
+_Loader.add_constructor(f"{_STANDARD}int", lambda _, node: int(node.value))  # 010 is ten, not eight
+_Loader.add_constructor("!fraction", _fraction)
+
+_Loader.yaml_implicit_resolvers = {}
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+for _tag, _pattern, _first in [
+    (f"{_STANDARD}null", r"~|null|", ["~", "n", ""]),
+    (f"{_STANDARD}bool", r"[tT]rue|[fF]alse", list("tTfF")),
+    (f"{_STANDARD}int", r"[-+]?\d+", list("-+0123456789")),
+    (f"{_STANDARD}float", rf"{_NUMBER}|[-+]?\.(?:inf|nan)", list("-+.0123456789")),
+    ("!fraction", rf"{_NUMBER}\s*/\s*{_NUMBER}", list("-+.0123456789")),
+]:
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _first)

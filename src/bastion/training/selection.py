@@ -1,0 +1,137 @@
+"""Validation on held-out images, and which epoch's model becomes the run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bastion.acceleration import accelerate
+from bastion.attacks import attacks
+from bastion.attacks.judge import judge
+from bastion.errors import BastionError
+from bastion.forward import in_mode, misclassified, predict
+from bastion.models import Classifier, checkpoint
+from bastion.recipe import Recipe
+from bastion.run import Run
+from bastion.training.build import build_model, validation_threat
+from bastion.training.checkpoints import unsharded
+from bastion.training.distributed import Processes
+from bastion.training.log import Log, note
+from bastion.types import DataSet, Objective, Split
+
+BATCH = 256
+
+
+class Selection:
+    """Validates models, and keeps the one that the recipe chooses."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        processes: Processes,
+        objective: Objective,
+        data: DataSet,
+        train: Split,
+        *,
+        sharded: bool,
+    ) -> None:
+        self.recipe, self.run, self.processes, self.settings = recipe, run, processes, recipe.validate_
+        if self.settings.choose == "best" and not len(data.val):
+            raise BastionError(f"validate.choose: {data.name} holds no images out to find the best by; set it last")
+        spec = self.settings.attack
+        self.attack = attacks.build(spec.plain(), "validate.attack") if spec else None
+        self.threat = validation_threat(recipe, objective) if spec else None
+        self.splits = {"val": limited(data.val, self.settings.limit), "train": limited(train, self.settings.train)}
+        self.data, self.sharded = data, sharded
+        self.best = -1.0  # the score of the model that is kept
+
+    def end_epoch(self, model: Classifier, step: int, epoch: int, log: Log) -> None:
+        """Validate, and keep the model if it is the one to keep; or save it, to be validated after training."""
+        settings, last = self.settings, epoch == self.recipe.schedule.epochs
+        record: dict[str, Any] = {"step": step, "epoch": epoch}
+        due = epoch % settings.every == 0 or last
+        if due and settings.when == "end":
+            self.save(model, self.run.epochs / f"{epoch:05d}", record)
+        elif due:
+            record |= self.validate(model)
+            self.maybe_keep(model, record)
+        if settings.when == "epochs":
+            log.write_epoch(record, self.recipe.schedule.epochs)
+        elif last:
+            self.validate_saved(log)
+
+    def validate_saved(self, log: Log) -> None:
+        """Validate the models of all epochs that were saved, after training."""
+        self.processes.barrier()
+        if self.processes.main:
+            self.run.rewind_log(0, "epoch")  # of an earlier validation that was stopped
+        self.best = -1.0
+        for folder in sorted(self.run.epochs.iterdir()):
+            model = checkpoint.load(folder).to(self.processes.device)
+            known = checkpoint.read_card(folder).about
+            record = {"step": known["step"], "epoch": known["epoch"], **self.validate(model)}
+            self.maybe_keep(model, record)
+            log.write_epoch(record, self.recipe.schedule.epochs)
+
+    def maybe_keep(self, model: Classifier, record: dict[str, Any]) -> None:
+        """Make it the run's model if it is better than those before, or if the last one counts."""
+        score = record.get("val_robust", record.get("val_clean", 0.0))
+        if self.settings.choose == "last" or score > self.best:
+            self.best = score
+            self.save(model, self.run.model, record)
+
+    def save(self, model: Classifier, folder: Path, record: dict[str, Any]) -> None:
+        if self.sharded:
+            model = unsharded(model, build_model(self.recipe, self.data), self.processes)
+        if self.processes.main:
+            about = {"run": self.run.name, "run_id": self.run.id(), "recipe": self.recipe.hash(), **record}
+            checkpoint.save(model, folder, about)
+
+    def replace_lost(self, model: Classifier, step: int, log: Log) -> None:
+        """After the last step: if the run's model is lost or damaged, the last epoch's takes its place."""
+        if self.processes.on_main(self._is_whole):
+            return
+        if self.processes.main:
+            self.run.rewind_log(step - 1, "epoch")
+            if self.settings.choose == "best" and self.settings.when == "epochs":
+                lost = f"{self.run.model} was lost; the last epoch's model takes the place of the best one's"
+                note(self.run, step, lost)
+        self.best = -1.0
+        self.end_epoch(model, step, self.recipe.schedule.epochs, log)
+
+    def _is_whole(self) -> bool:
+        try:
+            checkpoint.load(self.run.model)
+        except BastionError:
+            return False
+        return True
+
+    def validate(self, model: Classifier) -> dict[str, Any]:
+        """Clean and, with an attack, robust accuracy of each split, as `val_clean`, `val_robust`, `train_clean`, …"""
+        record: dict[str, Any] = {}
+        for name, split in self.splits.items():
+            record |= {f"{name}_n": len(split)} if name == "val" or len(split) else {}
+            if len(split):  # data with a handful of images a class have none to spare for validation
+                record |= {f"{name}_{what}": value for what, value in self.accuracies(model, split).items()}
+        return record
+
+    def accuracies(self, model: Classifier, split: Split) -> dict[str, float]:
+        # The parts of a sharded model work together, so each process looks at everything; otherwise at its share.
+        shared = Processes(device=self.processes.device) if self.sharded else self.processes
+        counts, accelerated = [0, 0], accelerate(model)
+        with in_mode(model, training=False):
+            for start in range(BATCH * shared.rank, len(split), BATCH * shared.size):
+                batch = split.batch(range(start, min(start + BATCH, len(split)))).to(shared.device)
+                if self.attack and self.threat:
+                    verdict = judge(accelerated, batch, self.attack, self.threat, seed=self.recipe.seed)
+                    counts[0] += int(verdict.clean.sum())
+                    counts[1] += int((verdict.clean & ~verdict.fooled).sum())
+                else:
+                    counts[0] += int((~misclassified(predict(model, batch), batch.y)).sum())
+        clean, robust = (count / len(split) for count in shared.sum(counts))
+        return {"clean": clean, "robust": robust} if self.attack else {"clean": clean}
+
+
+def limited(split: Split, limit: int | None) -> Split:
+    return split if limit is None or limit >= len(split) else split.subset(range(limit))
