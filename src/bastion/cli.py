@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import sys
 from pathlib import Path
@@ -145,6 +146,20 @@ def list_(
     for name, about in rows:
         table.add_row(Text(name), Text(about, style="dim"))
     stdout.print(table)
+
+
+@app.command()
+def schema(
+    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")] = Path(),
+) -> None:
+    """Write recipe.schema.json and suite.schema.json, by which editors complete and check YAML."""
+    from bastion import storage
+    from bastion.schema import schemas
+
+    for kind, content in schemas().items():
+        path = folder / f"{kind}.schema.json"
+        storage.write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        stdout.print(f"# yaml-language-server: $schema={path}", soft_wrap=True, markup=False)
 
 
 @app.command("import")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,8 +18,9 @@ from pydantic import (
 )
 
 from bastion import storage
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError
 from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
+from bastion.settings import REGISTRY, explain
 
 NON_HASHED = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
 
@@ -55,6 +56,14 @@ class Spec(BaseModel):
         return self.model_dump()
 
 
+def plugin(kind: str) -> Any:
+    """For the JSON schema: which registry a spec is of."""
+    return Field(json_schema_extra={REGISTRY: kind})
+
+
+DataSpec = Annotated[Spec, plugin("data set")]
+
+
 class Stats(Section):
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -82,7 +91,7 @@ class Augment(Section):
 class Extra(Section):
     """More training images, of the same classes: synthetic ones with pseudo-labels, pre-distorted copies."""
 
-    data: Spec  # its training images
+    data: DataSpec  # its training images
     share: float | None = Field(None, gt=0, lt=1)  # of each batch; None: they join the others, and an epoch is longer
 
 
@@ -171,7 +180,7 @@ class Validate(Section):
     when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and measured after training
     limit: int | None = Field(None, ge=1)
     train: int = Field(0, ge=0)  # so many training images are measured too: robust over-fitting shows in the gap
-    attack: Spec | None = None  # with the objective's threat, or the one given here
+    attack: Annotated[Spec, plugin("attack")] | None = None  # with the objective's threat, or the one given here
     threat: dict[str, Any] | None = None
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
 
@@ -185,14 +194,14 @@ class Recipe(Section):
     about: str = ""
     expect: dict[str, Any] = Field(default_factory=dict)  # what this recipe should reach
     seed: int = 0
-    data: Spec
+    data: DataSpec
     train_limit: int | None = Field(None, ge=1)  # use only so many training images of `data`
     extra: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
-    model: Spec
+    model: Annotated[Spec, plugin("model")]
     normalize: Literal["data", "none"] | Stats = "data"  # "none": the network sees raw pixels
     resize: Literal["bilinear", "bicubic"] | None = None  # bring images to the network's size, inside the model
     init: Init | None = None
-    objective: Spec
+    objective: Annotated[Spec, plugin("objective")]
     augment: Augment = Augment()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
@@ -255,7 +264,8 @@ def load_yaml(
         return schema.model_validate(change(content))
     except ValidationError as error:
         where = kind if isinstance(name, Mapping) else name
-        raise BastionError(f"{where}: {_explain(schema, error)}") from error
+        mistake = explain(error, "", schema.model_json_schema, ["extends"])
+        raise BastionError(f"{where}: {mistake}") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
@@ -268,36 +278,3 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
         elif before != after:
             lines.append(f"{path}{key}: {before!r} -> {after!r}")
     return lines
-
-
-def _explain(schema: type[BaseModel], error: ValidationError) -> str:
-    """The first mistake as one line with its path, and the nearest right key where a key is unknown."""
-    mistakes = error.errors()  # a key may be missing because it was written wrongly
-    first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
-    path = [
-        str(part) for part in first["loc"] if not str(part).startswith(("function-", "literal[")) and part != "Stats"
-    ]
-    where = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        return f"{where}: unknown key{did_you_mean(path[-1], _keys_at(schema, path[:-1]))}"
-    if first["type"] == "missing":
-        return f"{where}: missing; it has no default"
-    message = first["msg"].removeprefix("Value error, ")
-    got = "" if first["type"] == "value_error" and not path[1:] else f", got {first['input']!r}"
-    return f"{where}: {message[0].lower()}{message[1:]}{got}"
-
-
-def _keys_at(schema: type[BaseModel], path: Iterable[str]) -> set[str]:
-    """Of the section at the end of the path; optional sections and lists of sections are looked into."""
-    for part in path:
-        for key, entry in schema.model_fields.items():
-            if part in (key, entry.alias):
-                schema = next(iter(_sections(entry.annotation)), schema)
-    return {entry.alias or key for key, entry in schema.model_fields.items()} | {"extends"}
-
-
-def _sections(hint: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        yield hint
-    for inner in get_args(hint):
-        yield from _sections(inner)

@@ -30,13 +30,12 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import PlainValidator, WithJsonSchema
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.settings import SettingsError, arguments_schema, built_from_specs, check_arguments
+from bastion.settings import REGISTRY, SettingsError, arguments_schema, built_from_specs, check_arguments
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _registries: list[Registry[Any]] = []
-PRODUCT = "x-registry"  # in a JSON schema, what is to be replaced by the schema of a registry's specs
 
 
 class Registry(Generic[T]):
@@ -53,7 +52,7 @@ class Registry(Generic[T]):
         self._product = product
         _registries.append(self)
         # A setting of this type may be given as a spec, which is then built.
-        built_from_specs[product] = Annotated[Any, PlainValidator(self._accept), WithJsonSchema({PRODUCT: kind})]
+        built_from_specs[product] = Annotated[Any, PlainValidator(self._accept), WithJsonSchema({REGISTRY: kind})]
 
     def register(self, name: str) -> Callable[[F], F]:
         """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
@@ -111,15 +110,18 @@ class Registry(Generic[T]):
             raise SettingsError(where, (), str(error)) from error
 
     def schema(self) -> dict[str, Any]:
-        """JSON schema of a spec: a name, or a name with settings."""
-        forms = []
+        """JSON schema of a spec: a name, or a name with settings. `$defs` has what the settings refer to."""
+        forms: list[dict[str, Any]] = []
+        parts: dict[str, Any] = {}
         for name in self.names():
             form = arguments_schema(self.factory(name))
+            parts |= form.pop("$defs", {})
             known = {"type": "string", "pattern": f"^{name[:-1]}"} if name.endswith("/*") else {"const": name}
             form["properties"] = {"name": known, **form.get("properties", {}), **self._last_schema()}
             form["required"] = ["name", *form.get("required", [])]
             forms.append(form | {"title": name, "description": first_line(self.factory(name))})
-        return {"title": self.kind, "anyOf": [{"type": "string", "enum": self.names()}, *forms]}
+        short = {"type": "string", "enum": [name for name in self.names() if not name.endswith("/*")]}
+        return {"title": self.kind, "anyOf": [short, *forms], "$defs": parts}
 
     def _last_schema(self) -> dict[str, Any]:
         properties: dict[str, Any] = arguments_schema(self._finish).get("properties", {})

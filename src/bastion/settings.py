@@ -54,6 +54,7 @@ Smoothing = Annotated[float, Ge(0), Lt(1)]
 
 
 built_from_specs: dict[type, Any] = {}  # types of plug-ins, and what to check a setting of that type with
+REGISTRY = "x-registry"  # in a JSON schema: here stands the spec of a plug-in of this kind
 
 
 class SettingsError(BastionError, ValueError):
@@ -61,7 +62,7 @@ class SettingsError(BastionError, ValueError):
 
     def __init__(self, where: str, keys: Iterable[str | int], message: str) -> None:
         self.keys, self.message = tuple(map(str, keys)), message
-        super().__init__(f"{'.'.join([where, *self.keys])}: {message}")
+        super().__init__(f"{'.'.join(filter(None, [where, *self.keys]))}: {message}")
 
     def under(self, where: str) -> SettingsError:
         """The same mistake in another place."""
@@ -216,7 +217,8 @@ def explain(
     unknown = ("extra_forbidden", "unexpected_keyword_argument")
     mistakes = error.errors()
     first = next((each for each in mistakes if each["type"] in unknown), mistakes[0])
-    keys = [str(part) for part in first["loc"] if not _is_inner(part)]
+    classes = schema().get("$defs", {})
+    keys = [str(part) for part in first["loc"] if part not in classes and not _is_inner(part)]
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, SettingsError):
         return SettingsError(where, [*keys, *inner.keys], inner.message)

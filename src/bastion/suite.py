@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bastion.recipe import Section, Spec, load_yaml
+from bastion.recipe import Section, Spec, load_yaml, plugin
 from bastion.recipe_files import Changes, merge, nested, parse_changes
 
 Kind = Literal["probes", "studies"]
@@ -88,8 +88,8 @@ class Suite(Section):
     about: str = ""
     axes: dict[str, Axis] = Field(default_factory=dict)
     data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on
-    probes: dict[str, Spec] = Field(default_factory=dict)
-    studies: dict[str, Spec] = Field(default_factory=dict)
+    probes: dict[str, Annotated[Spec, plugin("probe")]] = Field(default_factory=dict)
+    studies: dict[str, Annotated[Spec, plugin("study")]] = Field(default_factory=dict)
     aggregates: dict[str, Aggregate] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -36,8 +36,8 @@ def test_another_plug_in_does_not_inherit_the_parameters_of_the_old_one() -> Non
         ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),
         ("batch=0", "batch: input should be greater than or equal to 1"),
         ("ema=1.5", "ema: input should be less than 1"),
-        ("augment.crop=big", "augment.crop: input should be 'pad', 'resized' or 'none'"),
-        ("precision=fp16", "precision: input should be 'fp32' or 'bf16'"),
+        ("augment.crop=big", "augment.crop: unknown crop 'big'; known: none, pad, resized"),
+        ("precision=fp16", "precision: unknown precision 'fp16'; did you mean 'bf16'"),
         ("model=7", "model: input should be a valid dictionary"),
     ],
 )

@@ -76,7 +76,7 @@ def test_other_weights_are_another_model(of: Any, tiny_model: Classifier) -> Non
         {"call": lambda x: x},
         {"kind": torch.float64},
     ],
-    ids=str,
+    ids=range(9),
 )
 def test_another_attribute_is_another_model(of: Any, more: dict[str, Any]) -> None:
     assert not of(Shifted()).matches(of(Shifted(**more)))

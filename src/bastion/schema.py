@@ -1,0 +1,69 @@
+"""JSON schemas of recipes and suites, with every plug-in's settings: editors complete and check YAML by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bastion.attacks import attacks
+from bastion.data import datasets
+from bastion.models import models
+from bastion.probes import probes
+from bastion.recipe import Recipe
+from bastion.registry import Registry
+from bastion.settings import REGISTRY
+from bastion.studies import studies
+from bastion.suite import Suite
+from bastion.training.objectives import objectives
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    registry.kind: registry for registry in (attacks, datasets, models, objectives, probes, studies)
+}
+FRACTION = {
+    "type": "string",
+    "pattern": r"^\s*[-+.\d]+(e[-+]?\d+)?\s*/\s*[-+.\d]+\s*$",
+}  # 8/255, a number in bastion's YAML
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """By what they are of: `recipe` and `suite`."""
+    return {"recipe": _schema(Recipe), "suite": _schema(Suite)}
+
+
+def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
+    own = model.model_json_schema()
+    parents = {"type": "string", "description": "What this file is put on top of."}
+    own["properties"]["extends"] = {"anyOf": [parents, {"type": "array", "items": parents}]}
+    parts, waiting = own.setdefault("$defs", {}), set(_registries(own))
+    while waiting:
+        kind = waiting.pop()
+        parts[kind] = REGISTRIES[kind].schema()
+        parts |= parts[kind].pop("$defs")
+        waiting |= set(_registries(parts)) - parts.keys()
+    finished: dict[str, Any] = _finished(own)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **finished}
+
+
+def _registries(part: Any) -> Iterator[str]:
+    """The kinds of plug-ins that a schema names."""
+    if isinstance(part, dict):
+        yield from [part[REGISTRY]] if REGISTRY in part else []
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _registries(inner)
+
+
+def _finished(part: Any) -> Any:
+    """With references to the schemas of plug-ins, and fractions wherever numbers may stand.
+
+    Nothing is required: what is missing may stand in the file that this one extends, or be the value of an axis.
+    """
+    if isinstance(part, list):
+        return [_finished(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    if REGISTRY in part:
+        return {"$ref": f"#/$defs/{part[REGISTRY]}"}
+    if part.get("type") == "number":
+        described = {key: part[key] for key in ("title", "description", "default") if key in part}
+        return {**described, "anyOf": [{key: part[key] for key in part if key not in described}, FRACTION]}
+    return {key: _finished(inner) for key, inner in part.items() if key != "required"}
