@@ -30,12 +30,10 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import PlainValidator, WithJsonSchema
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.settings import REGISTRY, SettingsError, arguments_schema, built_from_specs, check_arguments
+from bastion.settings import PLUGIN, REGISTRY, SettingsError, arguments_schema, built_from_specs, check_arguments
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-_registries: list[Registry[Any]] = []
 
 
 class Registry(Generic[T]):
@@ -50,7 +48,6 @@ class Registry(Generic[T]):
         self._announced: tuple[str, ...] = ()
         self._discovered = False
         self._product = product
-        _registries.append(self)
         # A setting of this type may be given as a spec, which is then built.
         built_from_specs[product] = Annotated[Any, PlainValidator(self._accept), WithJsonSchema({REGISTRY: kind})]
 
@@ -64,6 +61,8 @@ class Registry(Generic[T]):
                     f"{self.kind} '{name}' is defined twice: in {known.__module__} and in {factory.__module__}"
                 )
             self._factories[name] = factory
+            if inspect.isclass(factory):
+                setattr(factory, PLUGIN, name)
             return factory
 
         return add
@@ -107,6 +106,8 @@ class Registry(Generic[T]):
         except SettingsError as error:
             raise error.under(where) from error
         except (BastionError, ValueError) as error:  # a factory's own word on a value
+            if isinstance(error, BastionError) and not path:
+                raise
             raise SettingsError(where, (), str(error)) from error
 
     def schema(self) -> dict[str, Any]:
@@ -190,7 +191,8 @@ def canonical(thing: Any) -> Any:
         return {key: canonical(value) for key, value in thing.items()}
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         return thing if isinstance(thing, str | int | float | bool | None) else _code(type(thing)) | {"is": repr(thing)}
-    spec = {} if type(thing).__module__.startswith("bastion.") and not _name_of(thing) else {"name": _name_of(thing)}
+    name = getattr(type(thing), PLUGIN, None)
+    spec: dict[str, Any] = {"name": name} if name else {}
     for each in dataclasses.fields(thing):
         value, made = getattr(thing, each.name), each.default_factory
         usual = each.default if made is dataclasses.MISSING else made()
@@ -198,12 +200,6 @@ def canonical(thing: Any) -> Any:
             spec[each.name] = canonical(value)
     version = getattr(type(thing), "version", 1)
     return spec | _code(type(thing)) | ({"version": version} if isinstance(version, int) and version != 1 else {})
-
-
-def _name_of(thing: Any) -> str | None:
-    """That it is registered by."""
-    made = ((name, each) for registry in _registries for name, each in registry._factories.items())
-    return next((name for name, factory in made if factory is type(thing)), None)
 
 
 def _code(kind: type) -> dict[str, str]:

@@ -54,6 +54,7 @@ Smoothing = Annotated[float, Ge(0), Lt(1)]
 
 
 built_from_specs: dict[type, Any] = {}  # types of plug-ins, and what to check a setting of that type with
+PLUGIN = "__plugin__"  # the attribute of a class that has the name it is registered by
 REGISTRY = "x-registry"  # in a JSON schema: here stands the spec of a plug-in of this kind
 
 
@@ -100,7 +101,8 @@ def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: boo
         try:
             plain(self, *args[len(named) :], **named, **kwargs)
         except ValidationError as error:
-            raise explain(error, cls.__name__.lower(), TypeAdapter(made).json_schema) from error
+            where = getattr(cls, PLUGIN, cls.__name__.lower())
+            raise explain(error, where, TypeAdapter(made).json_schema) from error
 
     made.__init__ = init
     checked: type[T] = made

@@ -45,10 +45,11 @@ ARROWS: dict[str, set[str]] = {
     "studies": {"acceleration", "attacks", "models", "data"},
     "measuring": {"probes", "studies", "acceleration", "attacks", "models", "data", "run"},
     "reporting": {"run", "measuring"},
-    "costs": {"attacks", "models", "data", "training", "run"},
+    "costs": {"acceleration", "attacks", "models", "data", "training", "run"},
+    "schema": {"attacks", "models", "data", "training", "probes", "studies"},
     "show": {"models", "attacks", "data", "training", "probes", "studies", "costs"},
     "demo": {"training", "measuring", "reporting"},
-    "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo"},
+    "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo", "schema"},
     "__init__": {"training", "measuring", "reporting", "models"},
     "__main__": {"cli"},
 }

@@ -166,7 +166,7 @@ def test_random_points_fill_the_ball_uniformly() -> None:
 @pytest.mark.parametrize(
     ("norm", "eps", "message"),
     [
-        ("linf", -0.1, "threat.eps: must be a number >= 0"),
+        ("linf", -0.1, "threat.eps: input should be greater than or equal to 0"),
         ("linf", math.nan, "threat.eps: expected a number, got"),
         ("linf", math.inf, "threat.eps: expected a number, got"),
         ("linf", 8, "linf 8 is no bound; 8/255 meant"),

@@ -55,7 +55,7 @@ def _batches(data: DataSet, **settings: Any) -> list[Batch]:
 
 def _equal(a: list[Batch], b: list[Batch]) -> bool:
     return len(a) == len(b) and all(
-        torch.equal(p, q) for x, y in zip(a, b, strict=True) for p, q in zip(x, y, strict=True)
+        torch.equal(p, q) for x, y in zip(a, b, strict=True) for p, q in zip(x[:3], y[:3], strict=True)
     )
 
 
