@@ -28,7 +28,8 @@ app.add_typer(data_app, name="data")
 stdout = Console(highlight=False)
 
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. optimizer.lr=1e-3; repeatable."),
 ]
 
 
@@ -40,7 +41,7 @@ def train(
         Path | None,
         typer.Option("--run", "--dir", help="Run directory (`--dir` under torchrun). Default: runs/NAME-HASH."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
 ) -> None:
     """Train a recipe."""
     from bastion.recipe import load_recipe

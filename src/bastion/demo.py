@@ -14,7 +14,7 @@ RECIPES = {"standard": "tiny/demo-standard", "robust": "tiny/demo-robust"}
 
 
 def run_demo(folder: Path) -> str:
-    """Train both models, attack both, write the report. Started again, it goes on where it was."""
+    """Train both models, attack both, write the report. Run it again to resume."""
     tables = []
     for name, recipe in RECIPES.items():
         console.print(f"[bold]{name}[/]: training {recipe}, then attacking it")
