@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-fast test-slow lint clean
 
 setup: .venv/ready
 
@@ -18,7 +18,12 @@ demo: setup
 
 # Two processes of one thread each: small tensors gain nothing from more threads.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# For the working day: units without the hundred networks, the acceleration and what starts processes.
+test-fast: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not processes' \
+		tests/unit tests/golden --ignore tests/unit/models --ignore tests/unit/acceleration
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from bastion import BastionError, storage
 from bastion.attacks.pgd import PGD
+from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.runner import measure
@@ -164,6 +166,20 @@ def test_a_curve_is_an_axis(ask: Any) -> None:
     accuracies = [estimate.value for estimate in facts.accuracies().values()]
     assert list(facts.accuracies()) == ["clean", "pgd eps=0", "pgd eps=0.02", "pgd eps=0.1"]
     assert accuracies[0] == accuracies[1] >= accuracies[2] >= accuracies[3]
+
+
+def test_other_images_under_the_same_name_are_measured_anew(ask: Any, tiny_data: DataSet, measured: list[Any]) -> None:
+    ask(limit=16)
+    measured.clear()
+    flipped = ArraySplit(255 - tiny_data.test._images, tiny_data.test._labels)
+    ask(limit=16, data=dataclasses.replace(tiny_data, test=flipped))
+    assert len(measured) == 2
+
+
+def test_acceleration_can_be_switched_off_and_is_told(ask: Any, tmp_path: Path) -> None:
+    on, off = ask(), ask(acceleration=False, folder=tmp_path / "plain")
+    assert np.mean(on.correct("pgd") == off.correct("pgd")) >= 0.95
+    assert [facts.about.origins[0]["acceleration"] for facts in (on, off)] == [True, False]
 
 
 def test_a_data_set_given_as_an_object_has_no_variants(ask: Any) -> None:
