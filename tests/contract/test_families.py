@@ -14,6 +14,8 @@ from bastion.models import checkpoint, complexity, models
 from bastion.models.classifier import Classifier
 from bastion.models.model_stats import count, stored
 
+pytestmark = pytest.mark.xdist_group("families")  # its fixtures are made once
+
 NAMES = [name for name in models.names() if not name.endswith("/*")]
 KNOWN = stored()
 TABLES = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "models_table.py"))

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import ADVERSARIAL, QUICK
 
+pytestmark = pytest.mark.xdist_group("resume")  # its fixtures are made once
+
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 SETS = [word for change in (*QUICK, *ADVERSARIAL, "schedule.epochs=4", "ema=0.9") for word in ("--set", change)]
 SUITE = """
