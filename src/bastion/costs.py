@@ -24,7 +24,7 @@ from bastion.acceleration import for_training
 from bastion.attacks import attacks
 from bastion.attacks.judge import judge
 from bastion.data import datasets
-from bastion.data.known import FACTS, outline
+from bastion.data.known import SIZES, outline
 from bastion.data.loader import batch_layout
 from bastion.data.pool import Pool
 from bastion.errors import BastionError
@@ -153,7 +153,7 @@ def _data(spec: Spec, path: str) -> tuple[DataSet | None, str]:
     try:
         return datasets.build(spec.plain(), path), ""
     except BastionError as error:
-        return (outline(spec.plain()) if spec.name in FACTS else None), str(error)
+        return (outline(spec.plain()) if spec.name in SIZES else None), str(error)
 
 
 def training_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:

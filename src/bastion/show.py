@@ -115,10 +115,10 @@ def _describe_recipe(recipe: Recipe, timed: bool) -> str:
 
 
 def _describe_data(plan: RunPlan) -> str:
-    from bastion.data.known import FACTS
+    from bastion.data.known import SIZES
 
     assert plan.data
-    known = ["by what is known of it", FACTS[plan.data.name].about] if plan.outlined else []
+    known = ["by what is known of it", SIZES[plan.data.name].about] if plan.outlined else []
     note = f" ({': '.join(filter(None, known))})" if known else ""
     train, val = len(plan.data.train), len(plan.data.val)
     return _row("data", f"{plan.data.name}: {train:,} images to train on, {val:,} held out{note}")

@@ -16,7 +16,7 @@ from bastion import BastionError
 from bastion.costs import training_passes
 from bastion.data import datasets
 from bastion.data.augment import TrainingTransform
-from bastion.data.known import FACTS, outline
+from bastion.data.known import SIZES, outline
 from bastion.measuring.worker import build_case
 from bastion.models import complexity, models
 from bastion.models.load import zoo_names
@@ -77,7 +77,7 @@ def _with_what_there_is(recipe: Recipe) -> Recipe:
 @cache
 def _data(name: str) -> DataSet:
     """Without its files, unless it ships with bastion."""
-    return outline({"name": name}) if name in FACTS else datasets.build(name)
+    return outline({"name": name}) if name in SIZES else datasets.build(name)
 
 
 def test_recipes_name_only_what_exists_or_is_announced() -> None:

@@ -8,7 +8,7 @@ from bastion import rng
 from bastion.data import cache_folder, datasets
 from bastion.data.classes import only
 from bastion.data.imagefolder import imagefolder
-from bastion.data.known import FACTS
+from bastion.data.known import SIZES
 from bastion.errors import BastionError
 from bastion.types import DataSet
 
@@ -85,10 +85,10 @@ def _folder(
 ) -> DataSet:
     """The folder under the data set's name, if its number of classes is one that is expected."""
     data = imagefolder(root or _home(name, elsewhere, test_folder or "val"), size, crop_pct, test_folder)
-    right = expected or range(FACTS[name].classes, FACTS[name].classes + 1)
+    right = expected or range(SIZES[name].classes, SIZES[name].classes + 1)
     if len(data.classes) not in right:
         raise BastionError(
-            f"data set '{name}': has {FACTS[name].classes} classes, this folder has {len(data.classes)}; give the "
+            f"data set '{name}': has {SIZES[name].classes} classes, this folder has {len(data.classes)}; give the "
             "right one as data.root, or use `imagefolder` for any other"
         )
     return replace(data, name=name)

@@ -15,7 +15,7 @@ from bastion.types import Batch, DataSet
 
 
 @dataclass(frozen=True)
-class Facts:
+class Size:
     train: int  # images; some of them are held out for validation
     test: int
     classes: int
@@ -23,35 +23,35 @@ class Facts:
     about: str = ""  # what the numbers leave open
 
 
-FACTS = {
-    "cifar10": Facts(50_000, 10_000, 10, (3, 32, 32)),
-    "cifar100": Facts(50_000, 10_000, 100, (3, 32, 32)),
-    "fashion-mnist": Facts(60_000, 10_000, 10, (1, 28, 28)),
-    "imagenet": Facts(1_281_167, 50_000, 1000, (3, 224, 224)),
-    "imagenet-100": Facts(128_117, 5_000, 100, (3, 224, 224), "a tenth of ImageNet; it depends on the classes"),
-    "imagenette": Facts(9_469, 3_925, 10, (3, 224, 224)),
-    "flowers102": Facts(2_040, 6_149, 102, (3, 224, 224), "its training and validation images"),
-    "caltech101": Facts(3_060, 6_084, 102, (3, 224, 224), "30 images of each class, the background's among them"),
+SIZES = {
+    "cifar10": Size(50_000, 10_000, 10, (3, 32, 32)),
+    "cifar100": Size(50_000, 10_000, 100, (3, 32, 32)),
+    "fashion-mnist": Size(60_000, 10_000, 10, (1, 28, 28)),
+    "imagenet": Size(1_281_167, 50_000, 1000, (3, 224, 224)),
+    "imagenet-100": Size(128_117, 5_000, 100, (3, 224, 224), "a tenth of ImageNet; it depends on the classes"),
+    "imagenette": Size(9_469, 3_925, 10, (3, 224, 224)),
+    "flowers102": Size(2_040, 6_149, 102, (3, 224, 224), "its training and validation images"),
+    "caltech101": Size(3_060, 6_084, 102, (3, 224, 224), "30 images of each class, the background's among them"),
 }
 
 
 def outline(spec: Mapping[str, Any]) -> DataSet:
     """The data set of a spec without its pictures: its lengths, classes and shape are right, classes taken as equal."""
     name = spec["name"]
-    if name not in FACTS:
-        raise BastionError(f"nothing is known of the data set '{name}' without its files{did_you_mean(name, FACTS)}")
-    facts = FACTS[name]
-    channels, side = facts.shape[0], spec.get("size")
-    val = facts.classes * held_out(round(facts.train / facts.classes))
+    if name not in SIZES:
+        raise BastionError(f"nothing is known of the data set '{name}' without its files{did_you_mean(name, SIZES)}")
+    size = SIZES[name]
+    channels, side = size.shape[0], spec.get("size")
+    val = size.classes * held_out(round(size.train / size.classes))
     return DataSet(
         name=name,
-        classes=tuple(map(str, range(facts.classes))),
-        shape=(channels, side, side) if side else facts.shape,
+        classes=tuple(map(str, range(size.classes))),
+        shape=(channels, side, side) if side else size.shape,
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
-        train=Unseen(name, facts.train - val),
+        train=Unseen(name, size.train - val),
         val=Unseen(name, val),
-        test=Unseen(name, facts.test),
+        test=Unseen(name, size.test),
         fingerprint=f"outline of {name}",
     )
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from bastion.data import datasets
-from bastion.data.known import FACTS, Facts, outline
+from bastion.data.known import SIZES, Facts, outline
 from bastion.data.split import carve
 from bastion.errors import BastionError
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", SIZES)
 def test_what_is_known_is_registered(name: str) -> None:
     datasets.check({"name": name})
     assert outline({"name": name}).name == name
 
 
-@pytest.mark.parametrize("name", [name for name, facts in FACTS.items() if facts.train < 100_000])
+@pytest.mark.parametrize("name", [name for name, facts in SIZES.items() if facts.train < 100_000])
 def test_lengths_are_those_of_the_real_split(name: str) -> None:
-    facts = FACTS[name]
+    facts = SIZES[name]
     data = outline({"name": name})
     train, val = carve(torch.arange(facts.train) % facts.classes)
     # Imagenette's classes are nearly of one size
@@ -33,7 +33,7 @@ def test_lengths_are_those_of_the_real_split(name: str) -> None:
 
 def test_imagenet_is_as_published() -> None:
     data = outline({"name": "imagenet"})
-    assert FACTS["imagenet"] == Facts(1_281_167, 50_000, 1000, (3, 224, 224))
+    assert SIZES["imagenet"] == Facts(1_281_167, 50_000, 1000, (3, 224, 224))
     assert len(data.train) == 1_281_167 - 100_000  # at most 100 of a class are held out
 
 
