@@ -164,6 +164,17 @@ class Run:
         run_id = self.id()
         storage.write_text(self.log_file, "".join(_log_line(record, run_id) for record in kept))
 
+    def card(self) -> dict[str, Any] | None:
+        """What `model/card.json` says, if there is one; a model of another run that was copied in is refused."""
+        path = self.model / "card.json"
+        if not path.is_file():
+            return None
+        content = storage.read_json(path)
+        trained_by = content.get("about", {}).get("run_id")
+        if trained_by not in (None, self.id()):
+            raise BastionError(f"{path}: is the model of another run ({trained_by}); put back this run's own")
+        return content
+
     def results(self) -> list[Path]:
         """What a training left here that another one would overwrite."""
         folders = (self.model, self.epochs, self.checkpoints)

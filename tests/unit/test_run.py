@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,13 @@ class TestBeginning:
             with pytest.raises(BastionError, match=r"has model but no provenance.json; restore that file, or use"):
                 begin_training(Run(tmp_path), RECIPE, resume=resume)
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_of_another_run_is_recognised(tmp_path: Path) -> None:
+    run, other = create_run(tmp_path / "run", seed=0), create_run(tmp_path / "other", seed=0)
+    assert run.card() is None
+    storage.write_json(run.model / "card.json", {"weights": "5eed", "about": {"run_id": run.id()}})
+    assert run.card()["weights"] == "5eed"
+    shutil.copytree(run.model, other.model)
+    with pytest.raises(BastionError, match=rf"other/model/card.json: is the model of another run \({run.id()}\)"):
+        other.card()

@@ -262,8 +262,8 @@ def name_of(source: nn.Module | Path) -> str:
 
 def _check_home(run: Run, weights: str) -> None:
     """A trained run takes facts of its own model only."""
-    trained = run.recipe() is not None and (run.model / checkpoint.CARD).is_file()
-    if trained and checkpoint.read_card(run.model).weights != weights:
+    card = run.card()
+    if run.recipe() is not None and card and card.get("weights") != weights:
         raise BastionError(f"{run.folder}: is the run of another model; give facts of this one another --run")
 
 

@@ -122,15 +122,10 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
             files=run,
             measurements=read_measurements(run),
             history=run.history(),
-            weights=_weights(run),
+            weights=(run.card() or {}).get("weights"),
         )
         for mark, run in enumerate(runs)
     ]
-
-
-def _weights(run: Run) -> str | None:
-    card = run.model / "card.json"
-    return str(storage.read_json(card).get("weights")) if card.is_file() else None
 
 
 def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
