@@ -22,6 +22,7 @@ import inspect
 import os
 import pkgutil
 import sys
+import types
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -196,8 +197,9 @@ def canonical(thing: Any) -> Any:
     for each in dataclasses.fields(thing):
         value, made = getattr(thing, each.name), each.default_factory
         usual = each.default if made is dataclasses.MISSING else made()
-        if value != usual:
-            spec[each.name] = canonical(value)
+        named = canonical(value)
+        if value != usual or (isinstance(named, dict) and named.keys() & {"text", "version"}):
+            spec[each.name] = named
     version = getattr(type(thing), "version", 1)
     return spec | _code(type(thing)) | ({"version": version} if isinstance(version, int) and version != 1 else {})
 
@@ -206,12 +208,19 @@ def _code(kind: type) -> dict[str, str]:
     """The text of code that is not bastion's own and so has no version that anybody raises."""
     if kind.__module__.startswith("bastion."):
         return {}
+    return {"class": kind.__qualname__, "text": hashlib.sha256(source_text(kind).encode()).hexdigest()[:16]}
+
+
+def source_text(kind: Any) -> str:
+    """Of the module that a class or function is defined in; its own, if that is a script, which workers import anew."""
     module = sys.modules.get(kind.__module__)
+    script = kind.__module__ in ("__main__", "__mp_main__")
     try:
-        text = inspect.getsource(module if module and kind.__module__ != "__main__" else kind)
-    except (OSError, TypeError):  # typed into a console
-        text = ""
-    return {"class": kind.__qualname__, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        return inspect.getsource(module if module and not script else kind)
+    except (OSError, TypeError):  # typed into a console: by what it was compiled to
+        functions = [kind, *vars(kind).values()] if isinstance(kind, type) else [kind]
+        codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
+        return repr([(code.co_name, code.co_code, code.co_consts, code.co_names) for code in codes])
 
 
 def _import_file(path: Path, name: str) -> None:

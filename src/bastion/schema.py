@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from bastion.attacks import attacks
 from bastion.data import datasets
@@ -13,7 +13,7 @@ from bastion.recipe import Recipe
 from bastion.registry import Registry
 from bastion.settings import REGISTRY
 from bastion.studies import studies
-from bastion.suite import Suite
+from bastion.suite import Role, Suite
 from bastion.training.objectives import objectives
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -40,6 +40,9 @@ def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
         parts[kind] = REGISTRIES[kind].schema()
         parts |= parts[kind].pop("$defs")
         waiting |= set(_registries(parts)) - parts.keys()
+    for form in (*parts.get("probe", {}).get("anyOf", ()), *parts.get("study", {}).get("anyOf", ())):
+        if "properties" in form:
+            form["properties"]["role"] = {"enum": list(get_args(Role))}
     finished: dict[str, Any] = _finished(own)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **finished}
 

@@ -36,6 +36,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic.errors import PydanticInvalidForJsonSchema
 from typing_extensions import TypedDict
 
 from bastion.errors import BastionError, did_you_mean
@@ -127,6 +128,8 @@ def strict(hint: Any) -> Any:
         return Annotated[(inner[0] if checks else kind, *inner[1:], *checks)]
     if origin in (Union, types.UnionType):
         return Union[tuple(map(strict, inner))]  # noqa: UP007
+    if origin in (list, dict):
+        return origin[tuple(map(strict, inner))]
     if origin is tuple:
         return tuple[tuple(each if each is ... else strict(each) for each in inner)]  # type: ignore[misc]
     return hint
@@ -142,9 +145,13 @@ def _whole(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError("expected a number")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError("expected a number")
-    return float(value)
+    return number
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -219,14 +226,18 @@ def explain(
     unknown = ("extra_forbidden", "unexpected_keyword_argument")
     mistakes = error.errors()
     first = next((each for each in mistakes if each["type"] in unknown), mistakes[0])
-    classes = schema().get("$defs", {})
+    try:
+        known = schema()
+    except PydanticInvalidForJsonSchema:  # a setting of a type that JSON has not
+        known = {}
+    classes = known.get("$defs", {})
     keys = [str(part) for part in first["loc"] if part not in classes and not _is_inner(part)]
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, SettingsError):
         return SettingsError(where, [*keys, *inner.keys], inner.message)
     if first["type"] in unknown:
-        known = {*_keys_at(schema(), keys[:-1]), *(others if len(keys) == 1 else ())}
-        message = f"unknown key{did_you_mean(keys[-1], known)}"
+        names = {*_keys_at(known, keys[:-1]), *(others if len(keys) == 1 else ())}
+        message = f"unknown key{did_you_mean(keys[-1], names)}"
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"
     elif first["type"] == "literal_error":

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from annotated_types import MinLen
 from pydantic import BeforeValidator, Field, model_validator
 
 from bastion.recipe import Section, Spec, load_yaml, plugin
@@ -34,11 +35,15 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
+def _one_or_several(kind: Any) -> BeforeValidator:
+    return BeforeValidator(_listed, json_schema_input_type=kind | list[kind] if kind is not Any else Any)
+
+
 class Axis(Section):
     """A setting that takes several values: each of them, with each of the other axes' values, makes a variant."""
 
-    set: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]  # data.KEY or probes.LABEL.KEY
-    to: Annotated[tuple[Any, ...], BeforeValidator(_listed), Field(min_length=1)]
+    set: Annotated[tuple[str, ...], MinLen(1), _one_or_several(str)]  # data.KEY, probes.LABEL.KEY or studies.LABEL.KEY
+    to: Annotated[tuple[Any, ...], MinLen(1), _one_or_several(Any)]
 
     @model_validator(mode="after")
     def _paths(self) -> Axis:
@@ -107,6 +112,10 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Suite:
+        labels = [case.label for case in self.cases()] + list(self.aggregates)
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"'{label}': two rows would have this label; choose other labels or values")
         for name in self.aggregates:
             self.members(name)
         return self
@@ -119,9 +128,10 @@ class Suite(Section):
         """The labels of the cases that an aggregate is made of, with their weights."""
         chosen = self.aggregates[aggregate]
         names = chosen.errors or dict.fromkeys(chosen.worst or chosen.mean, 1.0)
-        found = {case.label: names[name] for name in names for case in self.cases() if _names(name, case)}
+        probes = [case for case in self.cases() if case.kind == "probes"]
+        found = {case.label: names[name] for name in names for case in probes if _names(name, case)}
         for name in names:
-            if not any(_names(name, case) for case in self.cases()):
+            if not any(_names(name, case) for case in probes):
                 raise ValueError(f"aggregates.{aggregate}: no probe '{name}' in this suite")
         return found
 
@@ -139,7 +149,11 @@ class Suite(Section):
             content = plain
             for (_, paths), value in zip(axes.items(), values, strict=True):
                 for path in paths:
-                    content = merge(content, nested(path, value))
+                    own = path.removeprefix(f"{kind}.{label}.")  # a label may have dots in it
+                    change: dict[str, Any] = nested(path, value)
+                    if own != path:
+                        change = {kind: {label: nested(own, value)}}
+                    content = merge(content, change)
             at = dict(zip(axes, values, strict=True))
             said = [f"{name}={written(value)}" for name, value in at.items() if len(self.axes[name].to) > 1]
             spec = dict(content[kind][label])

@@ -9,7 +9,7 @@ import pytest
 
 from bastion import BastionError
 from bastion.recipe_files import shipped
-from bastion.suite import Suite, load_suite, written
+from bastion.suite import load_suite, written
 
 PGD = {"name": "adversarial", "threat": {"norm": "linf"}, "attack": "pgd"}
 CURVE: dict[str, Any] = {
@@ -70,11 +70,23 @@ def test_a_change_may_name_any_key() -> None:
     assert [case.spec["attack"]["steps"] for case in suite.cases() if "attack" in case.spec] == [5, 5]
 
 
+def test_an_axis_reaches_a_probe_whose_label_has_a_dot() -> None:
+    axis = {"eps": {"set": "probes.l-0.5.threat.eps", "to": [0.1, 0.2]}}
+    cases = load_suite({"axes": axis, "probes": {"l-0.5": PGD}}).cases()
+    assert [case.spec["threat"]["eps"] for case in cases] == [0.1, 0.2]
+
+
+def test_variants_that_would_look_alike_are_refused() -> None:
+    axis = {"eps": {"set": "probes.pgd.threat.eps", "to": [0.010001, 0.010002]}}
+    with pytest.raises(BastionError, match="'pgd eps=0.01': two rows would have this label"):
+        load_suite({"axes": axis, "probes": {"pgd": PGD}})
+
+
 def test_a_role_may_be_given() -> None:
     (case,) = load_suite({"probes": {"foggy": {"name": "accuracy", "role": "corruption"}}}).cases()
     assert (case.role, case.spec) == ("corruption", {"name": "accuracy"})
-    with pytest.raises(ValueError, match="probes.foggy.role: expected one of clean, attack"):
-        Suite.model_validate({"probes": {"foggy": {"name": "accuracy", "role": "fog"}}}).cases()
+    with pytest.raises(BastionError, match="probes.foggy.role: expected one of clean, attack"):
+        load_suite({"probes": {"foggy": {"name": "accuracy", "role": "fog"}}})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,15 +30,27 @@ def convert(run: Run) -> None:
     folders: set[Path] = set()
     for path, about in old.items():
         try:
+            folders |= {_folder(run, name) for name in about["probes"].values()}
             write_measurement(run, _converted(run, about))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BastionError(f"{path}: not a measurement ({error}); remove it and measure again") from error
-        folders |= {run.facts / folder for folder in about["probes"].values()}
         path.unlink()
     for folder in folders:
-        shutil.rmtree(folder)
+        for pattern in ("facts-*.safetensors", "pictures-*.safetensors", "probe.json"):
+            for file in folder.glob(pattern):
+                file.unlink()
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()
     if old:
         console.print(f"{run.folder}: converted from an earlier version: {len(old)} of its measurements", markup=False)
+
+
+def _folder(run: Run, name: str) -> Path:
+    """A folder of this run's facts and no other: its name is from a file without a checksum."""
+    folder = run.facts / name
+    if not re.fullmatch("[0-9a-f]{16}", name) or folder.is_symlink() or not folder.is_dir():
+        raise ValueError(f"no facts '{name}'")
+    return folder
 
 
 def _old(path: Path) -> dict[str, Any] | None:
@@ -72,6 +84,8 @@ def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
         start = int(path.stem.split("-")[1])
         pictures = _pictures(path.with_name(path.name.replace("facts", "pictures")))
         store.write(range(start, start + len(facts["index"])), facts, pictures, origin)
+    if lacking := store.missing(range(about["n"])):
+        raise ValueError(f"{len(lacking)} of {about['n']} facts are missing")
     store.merge()
     return store
 

@@ -65,7 +65,7 @@ class Measurement(_Part):
     machine: dict[str, Any]
     model: str
     weights: str
-    data: dict[str, str]  # name, fingerprint and split
+    data: dict[str, str]  # name, split, fingerprint and digest of its images
     classes: tuple[str, ...]
     suite: str
     n: int = Field(ge=1)
@@ -127,7 +127,7 @@ class Facts:
 
     def accuracies(self) -> dict[str, Estimate]:
         """Of every probe that says what is right, and the aggregates that are accuracies."""
-        labels = [label for label in self.labels if f"{label}/{CORRECT}" in self.columns]
+        labels = [case.label for case in self.about.cases if case.kind == "probes" and CORRECT in case.columns]
         result = {label: estimate(self.correct(label)) for label in labels}
         shared = [name for name, each in self.about.aggregates.items() if each.kind != "errors"]
         return result | {name: self.aggregate(name) for name in shared}
@@ -139,6 +139,9 @@ class Facts:
     def aggregate(self, name: str) -> Estimate:
         """Made example by example, so that its interval knows that all probes saw the same examples."""
         chosen = self.about.aggregates[name]
+        for label in chosen.members:
+            if f"{label}/{CORRECT}" not in self.columns:
+                raise BastionError(f"aggregates.{name}: the probe '{label}' does not say what is right and wrong")
         columns = {label: self.correct(label) for label in chosen.members}
         if chosen.kind == "worst":
             return estimate(np.logical_and.reduce(list(columns.values())))
@@ -200,13 +203,13 @@ class Facts:
             lines.append((label, accuracy))
             if label in self.labels:
                 lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
-        texts = {label: _percentages(each) for label, each in lines}
-        texts |= {label: _percentages(each) for label, each in self.errors().items()}
-        texts |= self._distances() | self._scalars()
-        width = max([16, *map(len, texts)])
+        lines += self.errors().items()
+        texts = [(label, _percentages(each)) for label, each in lines]
+        texts += [*self._distances().items(), *self._scalars().items()]
+        width = max(16, *(len(label) for label, _ in texts))
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
-        rows = [f"{label:<{width}} {text}" for label, text in texts.items()]
+        rows = [f"{label:<{width}} {text}" for label, text in texts]
         return "\n".join([head, *rows, *self._remarks()])
 
     def _distances(self) -> dict[str, str]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import inspect
 import itertools
-import pickle
+import re
 import sys
 import sysconfig
 import types
@@ -23,8 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from bastion import forward, rng, storage
+from bastion.errors import BastionError
 from bastion.forward import frozen, in_mode, input_gradient
 from bastion.models import checkpoint
+from bastion.registry import source_text
 from bastion.run import Run
 from bastion.types import DataSet, Split
 
@@ -50,10 +51,13 @@ class Identity:
     slopes: list[list[float]]
 
     def matches(self, other: Identity) -> bool:
+        return self.acts_as(other) and _same_modules(self.modules, other.modules)
+
+    def acts_as(self, other: Identity) -> bool:
+        """Equal weights and data, and answers that agree: what a copy in another process must have."""
         return (
             self.weights == other.weights
             and self.data == other.data
-            and _same_modules(self.modules, other.modules)
             and _close(self.logits, other.logits, LOGITS)
             and _close(self.slopes, other.slopes, SLOPES)
         )
@@ -61,7 +65,7 @@ class Identity:
     def folder(self, run: Run) -> Path:
         """Where a run keeps the facts of this model and data; made if there is none."""
         for path in sorted(run.facts.glob(f"*/{FILE}")):
-            if self.matches(Identity(**storage.read_json(path))):
+            if self.matches(read_identity(path.parent)):
                 return path.parent
         name = storage.fingerprint([self.weights, self.data, self.modules])
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -71,16 +75,20 @@ class Identity:
 
 
 def read_identity(folder: Path) -> Identity:
-    return Identity(**storage.read_json(folder / FILE))
+    try:
+        return Identity(**storage.read_json(folder / FILE))
+    except TypeError as error:
+        raise BastionError(f"{folder / FILE}: not what identifies facts; remove {folder} and measure again") from error
 
 
 def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
     images: Split = getattr(data, split)
+    modules = {name: _describe_module(module) for name, module in model.named_modules()}  # before it runs
     logits, slopes = _answers(model, images.batch(range(min(IMAGES, len(images)))).x)
     return Identity(
         weights=checkpoint.digest(model),
         data={"name": data.name, "split": split, "fingerprint": data.fingerprint, "digest": images.digest()},
-        modules={name: _describe_module(module) for name, module in model.named_modules()},
+        modules=modules,
         logits=logits.tolist(),
         slopes=slopes.tolist(),
     )
@@ -131,27 +139,34 @@ def _same_module(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """An attribute that one of them lacks is a difference, but not where an upgrade of a library may have added it."""
     names = ours.keys() | theirs.keys()
     if "text" not in names:
-        names = ours.keys() & theirs.keys() | (names & {"class", *_HOOKS})
+        added = {name for name in ours.keys() ^ theirs.keys() if not isinstance(ours.get(name, theirs.get(name)), dict)}
+        names -= added - _HOOKS
     return all(ours.get(name) == theirs.get(name) for name in names)
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
     """Its class, the text of the class unless it is of an installed package, and what it holds besides weights."""
     state = {name: value for name, value in vars(module).items() if name not in _OWN}
+    state |= {name: module._buffers[name] for name in module._non_persistent_buffers_set}  # not in the weights
     hooks = {name: list(vars(module)[name].values()) for name in _HOOKS if vars(module).get(name)}
     return {**_describe_code(type(module)), **{name: _plain(value) for name, value in {**state, **hooks}.items()}}
 
 
 def _describe_code(kind: Any) -> dict[str, str]:
-    code = {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    """The name of a class or function, and the text of what of it, or of its bases, is not installed."""
+    name = f"{kind.__module__}.{kind.__qualname__}".replace("__mp_main__", "__main__")  # a script's, in a worker
+    own = [each for each in getattr(kind, "__mro__", (kind,)) if not _is_installed(each)]
+    if not own:
+        return {"class": name}
+    text = "\0".join(source_text(each) for each in own)
+    return {"class": name, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def _is_installed(kind: Any) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if file and (kind.__module__.startswith("bastion.") or str(Path(file).resolve()).startswith(_INSTALLED)):
-        return code
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):  # typed into a console
-        text = ""
-    return {**code, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    if kind.__module__.startswith("bastion.") or kind.__module__ == "builtins":
+        return True
+    return file is not None and str(Path(file).resolve()).startswith(_INSTALLED)
 
 
 def _plain(value: Any, depth: int = 4) -> Any:
@@ -159,27 +174,25 @@ def _plain(value: Any, depth: int = 4) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, nn.Module):
-        return {"module": type(value).__qualname__}
+        return {"module": type(value).__qualname__, "weights": checkpoint.digest(value)}
     if isinstance(value, Tensor):
         return {"tensor": checkpoint.digest_tensors({"": value})}
-    if isinstance(value, list | tuple | set | frozenset) and depth:
-        return [_plain(each, depth - 1) for each in (sorted(value, key=repr) if isinstance(value, set) else value)]
+    if isinstance(value, set | frozenset) and depth:
+        return [_plain(each, depth - 1) for each in sorted(value, key=repr)]
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(each, depth - 1) for each in value]
     if isinstance(value, Mapping) and depth:
         return {str(key): _plain(each, depth - 1) for key, each in value.items()}
     if isinstance(value, functools.partial) and depth:
         return [_plain(part, depth - 1) for part in (value.func, value.args, value.keywords)]
-    if isinstance(value, types.MethodType):
-        return _plain(value.__func__, depth)
+    if isinstance(value, types.MethodType) and depth:
+        return {"method": _plain(value.__func__, depth - 1), "of": _plain(value.__self__, depth - 1)}
     if isinstance(value, types.FunctionType) and depth:
-        held = [_plain(cell.cell_contents, depth - 1) for cell in value.__closure__ or ()]
-        return {**_describe_code(value), "holds": held}
+        held = [*(cell.cell_contents for cell in value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+        return {**_describe_code(value), "holds": [_plain(each, depth - 1) for each in held]}
     if isinstance(value, type):
         return _describe_code(value)
-    return {"is": type(value).__qualname__, "pickle": _pickled(value)}
-
-
-def _pickled(value: Any) -> str:
-    try:
-        return hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
-    except Exception:  # whatever an object does when it is pickled
-        return ""
+    state = getattr(value, "__dict__", None)
+    if state and depth:
+        return {"is": type(value).__qualname__, "holds": _plain(dict(state), depth - 1)}
+    return {"is": type(value).__qualname__, "repr": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}

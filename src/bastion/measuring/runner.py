@@ -1,7 +1,8 @@
 """The one measuring loop: small batches of examples, each stored as soon as it is done, by any number of workers.
 
 A number depends on model, data, probe, seed and batch size alone. Each worker runs on one thread, so worker count,
-order and interruptions change no bit; another batch size changes rounding only.
+order and interruptions change no bit; another batch size changes rounding only. What a model that draws
+random numbers draws also depends on which examples of a batch were stored before.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from bastion.measuring.facts import (
     Measurement,
     write_measurement,
 )
-from bastion.measuring.identity import device_of, identify, one_thread, read_identity
+from bastion.measuring.identity import Identity, device_of, identify, one_thread, read_identity
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
 from bastion.models import checkpoint
 from bastion.models.load import best_device, locate
@@ -86,6 +87,9 @@ def measure(
     convert(run)
     job = Job(source, data, split, chosen, identity.folder(run), seed, batch_size, keep, devices, acceleration)
     worker = Worker(job, network, {data_key(chosen.data): base})
+    for case in worker.cases:
+        _count(worker.data(case), split, n)
+        check_fit(network, worker.data(case))
     todo = worker.open_tasks(n)
     count = workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1)
     total = sum(map(len, (worker.positions(case, n) for case in worker.cases)))
@@ -97,11 +101,11 @@ def measure(
             _in_this_process(worker, todo, stop, advance)
     for case in worker.cases:
         worker.store(case).merge()
-    return write_measurement(run, _about(worker, n, source, suite, identity.weights), anew=bool(todo))
+    return write_measurement(run, _about(worker, n, source, suite, identity), anew=bool(todo))
 
 
 def _about(
-    worker: Worker, n: int, source: nn.Module | Path, suite: Suite | Mapping[str, Any] | str | Path, weights: str
+    worker: Worker, n: int, source: nn.Module | Path, suite: Suite | Mapping[str, Any] | str | Path, identity: Identity
 ) -> Measurement:
     job, first = worker.job, worker.data(worker.cases[0])
     chosen = job.suite
@@ -130,8 +134,8 @@ def _about(
     return Measurement(
         **environment(job.seed),
         model=name_of(source),
-        weights=weights,
-        data={"name": first.name, "fingerprint": first.fingerprint, "split": job.split},
+        weights=identity.weights,
+        data=identity.data,
         classes=first.classes,
         suite=Path(suite).stem if isinstance(suite, str | Path) else "custom",
         n=n,
@@ -172,8 +176,11 @@ def _start(job: Job, turns: Any) -> None:
 
 def _make_worker(job: Job, device: str) -> Worker:
     model, data = on_device(job.model, device), build_data(job.data, job.suite.data)
-    if not identify(model, data, job.split).matches(read_identity(job.folder)):
-        raise BastionError("measure: model or data changed on the disk while they were measured; measure again")
+    if not identify(model, data, job.split).acts_as(read_identity(job.folder)):
+        raise BastionError(
+            "measure: a worker process has another model or other data: changed on the disk meanwhile, or not the same "
+            "after pickling; measure again, or with workers=1"
+        )
     return Worker(job, model, {data_key(job.suite.data): data})
 
 

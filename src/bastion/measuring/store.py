@@ -11,11 +11,13 @@ another one.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -23,11 +25,27 @@ from bastion import storage
 from bastion.errors import BastionError
 
 Column = np.ndarray[Any, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 POSITION = "position"  # of the example in the split; of the part, in a study
 ORIGIN = "provenance"  # the number of each row's entry in the file's list of origins
 PICTURE = "picture."
 WARNING = "warning."
 MERGED = 2048  # examples in a merged file: one damaged file costs no more than these
+
+
+class _Vanished(Exception):
+    """Another process merged a file away while it was about to be read: list the files again."""
+
+
+def _listing_again(method: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(method)
+    def stable(*args: P.args, **kwargs: P.kwargs) -> R:
+        while True:
+            with suppress(_Vanished):
+                return method(*args, **kwargs)
+
+    return stable
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,7 @@ class FactStore:
     def name(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
+    @_listing_again
     def missing(self, wanted: Sequence[int]) -> list[int]:
         """Those of the positions that are not stored."""
         stored = {position for path in self._files() for position in self._read(path, [])[0][POSITION].tolist()}
@@ -59,15 +78,18 @@ class FactStore:
             shown[PICTURE + POSITION] = np.array(positions[: len(next(iter(shown.values())))])
         self._write(rows | shown, [dict(origin)])
 
+    @_listing_again
     def read(self, names: Collection[str], n: int) -> dict[str, Column]:
         """The columns of the first n positions, in order."""
         return self._table(names, n)[0]
 
+    @_listing_again
     def columns(self) -> list[str]:
         """Names of the facts, without pictures."""
-        names = {name for path in self._files() for name in storage.array_names(path)}
+        names = {name for path in self._files() for name in self._names(path)}
         return sorted(name for name in names if name not in (POSITION, ORIGIN) and not name.startswith(PICTURE))
 
+    @_listing_again
     def pictures(self, n: int) -> dict[str, Column]:
         """`position` and what was kept of the first positions below n."""
         parts = [self._read(path, None)[0] for path in self._files()]
@@ -78,11 +100,13 @@ class FactStore:
         ]
         return _rows(_joined(kept), n) if kept else {}
 
+    @_listing_again
     def origins(self, n: int) -> list[dict[str, Any]]:
         """Versions, device, machine and batch size behind the first n positions: several, if they were mixed."""
         table, origins = self._table([ORIGIN], n)
         return [origins[number] for number in np.unique(table[ORIGIN])]
 
+    @_listing_again
     def merge(self) -> None:
         """Make few files of many."""
         groups: dict[int, list[Path]] = {}
@@ -104,10 +128,23 @@ class FactStore:
         return path
 
     def _read(self, path: Path, names: Collection[str] | None) -> tuple[dict[str, Column], list[dict[str, Any]]]:
-        columns, metadata = storage.read_arrays(path, None if names is None else {POSITION, *names})
+        try:
+            columns, metadata = storage.read_arrays(path, None if names is None else {POSITION, *names})
+        except (BastionError, FileNotFoundError):
+            if path.exists():
+                raise
+            raise _Vanished from None
         if metadata.get("of") != self.name:
             raise BastionError(f"{path}: holds facts of another measurement; remove it and measure again")
         return columns, json.loads(metadata["origins"])
+
+    def _names(self, path: Path) -> list[str]:
+        try:
+            return storage.array_names(path)
+        except (BastionError, FileNotFoundError):
+            if path.exists():
+                raise
+            raise _Vanished from None
 
     def _union(
         self, paths: Iterable[Path], names: Collection[str] | None

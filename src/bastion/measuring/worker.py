@@ -17,7 +17,7 @@ from bastion.data import datasets
 from bastion.errors import BastionError
 from bastion.forward import in_mode
 from bastion.measuring.identity import device_of
-from bastion.measuring.store import FactStore
+from bastion.measuring.store import ORIGIN, PICTURE, POSITION, FactStore
 from bastion.models import Classifier
 from bastion.models.load import load
 from bastion.probes import probes
@@ -29,6 +29,7 @@ from bastion.suite import Case, Suite
 from bastion.types import DataSet, Probe, Study
 
 Data = DataSet | Mapping[str, Any] | str
+RESERVED = {POSITION, ORIGIN, "index", "label"}
 Task = tuple[int, list[int]]  # the number of a case, and positions of examples or parts of a study
 
 
@@ -75,12 +76,15 @@ class Worker:
         if isinstance(built, Probe) and any(number != 1 for number in built.describe().versions):
             named["versions"] = built.describe().versions
         if data_key(case.data) != data_key(self.job.suite.data):
-            named["data"] = self.data(case).fingerprint
+            data = self.data(case)
+            named["data"] = [data.fingerprint, getattr(data, self.job.split).digest()]
         return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
 
     def positions(self, case: Case, n: int) -> range:
         built = self.built[self.cases.index(case)]
-        return range(n) if isinstance(built, Probe) else range(built.parts(self.model.given, self.data(case)))
+        if isinstance(built, Probe):
+            return range(n)
+        return range(max(1, built.parts(self.model.given, self.data(case))))
 
     def open_tasks(self, n: int) -> list[Task]:
         """What is not stored yet. Cases that are equal share their facts, and are measured once."""
@@ -104,11 +108,13 @@ class Worker:
                 facts, pictures = self._probe(case, built, positions)
             else:
                 answer = built(self.model.given, self.data(case), positions[0], seed=self.job.seed)
+                if wrong := [name for name in answer if name in RESERVED or name.startswith(PICTURE)]:
+                    raise BastionError(f"study '{case.label}': '{wrong[0]}' is a name that bastion uses itself")
                 facts, pictures = {name: torch.as_tensor(value)[None] for name, value in answer.items()}, {}
         self.store(case).write(
             positions,
-            {name: column.cpu().numpy() for name, column in facts.items()},
-            {name: column.cpu().numpy() for name, column in pictures.items()},
+            {name: column.detach().cpu().numpy() for name, column in facts.items()},
+            {name: column.detach().cpu().numpy() for name, column in pictures.items()},
             self._origin,
         )
         return len(positions)
@@ -120,9 +126,11 @@ class Worker:
         batch = batch.check(len(data.classes), f"measure, probe '{case.label}'")
         answer = probe(self.model, batch.to(device_of(self.model)), seed=self.job.seed)
         for name, column in answer.items():
-            if len(column) != len(positions):
+            if name in RESERVED or name.startswith(PICTURE):
+                raise BastionError(f"probe '{case.label}': '{name}' is a name that bastion uses itself; choose another")
+            if column.ndim == 0 or len(column) != len(positions):
                 raise BastionError(
-                    f"probe '{case.label}': '{name}' has {len(column)} rows for {len(positions)} examples"
+                    f"probe '{case.label}': '{name}' has shape {tuple(column.shape)} for {len(positions)} examples"
                 )
         shown = sum(position < self.job.keep for position in positions)
         facts = {name: column for name, column in answer.items() if column.ndim == 1}

@@ -44,7 +44,7 @@ class Sanity(Probe):
     role = "check"
 
     def describe(self) -> Description:
-        return Description(self.threat)
+        return Description(self.threat, versions=(PGD.version,))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "sanity")

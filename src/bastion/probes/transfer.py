@@ -58,7 +58,8 @@ class Transfer(Probe):
         object.__setattr__(self, "identity", _identity(self.source))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
-        source = _source(self.source, self.identity, tuple(batch.x.shape[1:]), batch.x.device)
+        accelerated = getattr(model, "enabled", True)
+        source = _source(self.source, self.identity, tuple(batch.x.shape[1:]), batch.x.device, accelerated)
         with journal.opened() as notes:
             x = run_attack(self.attack, source, batch, self.threat, seed=seed)
         inside = self.threat.contains(batch.x, x)
@@ -93,10 +94,12 @@ def _identity(source: str) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _source(name: str, identity: str, shape: tuple[int, int, int], device: torch.device) -> Accelerated:
+def _source(
+    name: str, identity: str, shape: tuple[int, int, int], device: torch.device, accelerated: bool
+) -> Accelerated:
     """Loaded when it is first needed, and once in each process."""
     source = load(name).to(device)
     if _identity(name) != identity:
         raise BastionError(f"probe transfer: source {name} changed on the disk while it was used; measure again")
     source.check_input(shape, f"probe transfer, source {name}")
-    return accelerate(source)
+    return accelerate(source, enabled=accelerated)

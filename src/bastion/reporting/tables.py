@@ -141,7 +141,8 @@ def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
 def _question(facts: Facts, *, stale: bool) -> str:
     about = facts.about
     asked = [[case.label, case.kind, case.spec, case.at, case.n] for case in about.cases]
-    return storage.fingerprint([about.data, about.suite, about.n, asked, stale])
+    aggregates = {name: each.model_dump() for name, each in about.aggregates.items()}
+    return storage.fingerprint([about.data, about.suite, about.n, asked, aggregates, stale])
 
 
 def _rows(group: list[tuple[ReportedRun, Facts]]) -> list[Row]:

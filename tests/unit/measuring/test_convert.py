@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bastion import storage
+from bastion import BastionError, storage
 from bastion.measuring.convert import convert
 from bastion.measuring.facts import read_measurements
 from bastion.run import Run
@@ -74,3 +74,26 @@ def test_an_old_measurement_is_converted_once(tmp_path: Path, capsys: pytest.Cap
     assert sorted(path.name for path in run.facts.iterdir()) == ["before-abababab"]
     convert(run)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["/tmp", "..", "../../elsewhere", "0" * 15, "f" * 16])
+def test_folders_that_are_not_this_runs_facts_are_left_alone(tmp_path: Path, name: str) -> None:
+    """Old measurements have no checksum: a path in one may be anything."""
+    run = old_run(tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "facts-0.safetensors").write_text("precious")
+    (path,) = run.measurements.iterdir()
+    path.write_text(json.dumps(ABOUT | {"probes": {"clean": name}}))
+    with pytest.raises(BastionError, match="not a measurement .no facts"):
+        convert(run)
+    assert (elsewhere / "facts-0.safetensors").read_text() == "precious"
+    assert path.is_file()
+
+
+def test_a_measurement_whose_facts_are_not_all_there_stays_as_it_is(tmp_path: Path) -> None:
+    run = old_run(tmp_path / "run")
+    next((run.facts / ("0" * 16)).glob("facts-*")).unlink()
+    with pytest.raises(BastionError, match="4 of 8 facts are missing"):
+        convert(run)
+    assert len(list(run.measurements.iterdir())) == 1

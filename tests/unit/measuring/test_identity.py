@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,33 @@ def test_other_weights_are_another_model(of: Any, tiny_model: Classifier) -> Non
 def test_another_attribute_is_another_model(of: Any, more: dict[str, Any]) -> None:
     assert not of(Shifted()).matches(of(Shifted(**more)))
     assert of(Shifted(**more)).matches(of(Shifted(**more)))
+
+
+def test_what_weights_and_attributes_do_not_show_is_part_of_the_model(of: Any, tiny_model: Classifier) -> None:
+    def buffered(value: float) -> Shifted:
+        model = Shifted()
+        model.register_buffer("extra", torch.tensor(value), persistent=False)
+        return model
+
+    assert of(buffered(1.0)).matches(of(buffered(1.0)))
+    assert not of(buffered(1.0)).matches(of(buffered(2.0)))
+    before = of(tiny_model)
+    tiny_model.network.forward = lambda x: nn.Sequential.forward(tiny_model.network, x)  # of a library's class
+    assert not of(tiny_model).matches(before)
+
+    def hook(module: nn.Module, inputs: Any, output: Any, scale: float = 1.0) -> None: ...
+
+    models = [Shifted(), Shifted()]
+    for model, scale in zip(models, (1.0, 2.0), strict=True):
+        model.register_forward_hook(types.FunctionType(hook.__code__, globals(), "hook", (scale,)))
+    assert not of(models[0]).matches(of(models[1]))
+
+
+def test_sets_and_objects_are_described_by_what_they_hold(of: Any) -> None:
+    make = [lambda: Shifted(names=frozenset("abcdef")), lambda: Shifted(config=types.SimpleNamespace(a=1, b={"x"}))]
+    for model in make:
+        assert of(model()).matches(of(model()))
+    assert not of(Shifted(config=types.SimpleNamespace(a=1))).matches(of(Shifted(config=types.SimpleNamespace(a=2))))
 
 
 def test_what_a_function_holds_is_part_of_the_model(of: Any) -> None:

@@ -176,6 +176,22 @@ def test_other_images_under_the_same_name_are_measured_anew(ask: Any, tiny_data:
     assert len(measured) == 2
 
 
+def test_each_ensemble_of_a_table_has_stages_of_its_own(ask: Any) -> None:
+    attack = {"name": "ensemble", "members": [{"name": "pgd", "steps": 1}]}
+    probe = {"name": "adversarial", "threat": {"norm": "linf"}, "attack": attack}
+    axis = {"eps": {"set": "probes.p.threat.eps", "to": [0.0, 0.3]}}
+    facts = ask(suite={"axes": axis, "probes": {"p": probe}})
+    rows = [line.split("%")[0].split()[-1] for line in facts.table().splitlines()[1:5]]
+    assert rows[0] == rows[1]
+    assert rows[2] == rows[3] != rows[0]
+
+
+def test_an_aggregate_of_what_says_no_right_and_wrong_is_told(ask: Any) -> None:
+    suite = {"probes": {"far": {"name": "distortion", "norm": "linf", "attack": "fgsm"}}}
+    with pytest.raises(BastionError, match="aggregates.w: the probe 'far' does not say what is right and wrong"):
+        ask(suite=suite | {"aggregates": {"w": {"worst": ["far"]}}}, limit=4)
+
+
 def test_acceleration_can_be_switched_off_and_is_told(ask: Any, tmp_path: Path) -> None:
     on, off = ask(), ask(acceleration=False, folder=tmp_path / "plain")
     assert np.mean(on.correct("pgd") == off.correct("pgd")) >= 0.95

@@ -131,3 +131,22 @@ def test_files_are_plain_safetensors(store: FactStore) -> None:
     assert safetensors.numpy.load_file(path)["value"].tolist() == [0, 10]
     with safetensors.safe_open(path, framework="numpy") as file:
         assert json.loads(file.metadata()["origins"]) == [HERE]
+
+
+def test_a_file_that_was_merged_away_meanwhile_is_found_again(
+    store: FactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, range(4))
+    write(store, range(4, 8))
+    plain, listed = FactStore._files, []
+
+    def files(self: FactStore) -> list[Path]:
+        found = plain(self)
+        listed.append(found)
+        if len(listed) == 1:
+            monkeypatch.setattr(FactStore, "_files", plain)
+            FactStore(store.folder).merge()
+        return found
+
+    monkeypatch.setattr(FactStore, "_files", files)
+    assert store.read(["value"], 8)["value"].tolist() == [10 * i for i in range(8)]
