@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bastion.data import datasets
-from bastion.data.known import SIZES, Facts, outline
+from bastion.data.known import SIZES, Size, outline
 from bastion.data.split import carve
 from bastion.errors import BastionError
 
@@ -33,7 +33,7 @@ def test_lengths_are_those_of_the_real_split(name: str) -> None:
 
 def test_imagenet_is_as_published() -> None:
     data = outline({"name": "imagenet"})
-    assert SIZES["imagenet"] == Facts(1_281_167, 50_000, 1000, (3, 224, 224))
+    assert SIZES["imagenet"] == Size(1_281_167, 50_000, 1000, (3, 224, 224))
     assert len(data.train) == 1_281_167 - 100_000  # at most 100 of a class are held out
 
 
