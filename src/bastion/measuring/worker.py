@@ -70,8 +70,14 @@ class Worker:
         return self._data[key]
 
     def store(self, case: Case) -> FactStore:
+        return self._stores[self.cases.index(case)]
+
+    @cached_property
+    def _stores(self) -> list[FactStore]:
+        return [self._store(case, built) for case, built in zip(self.cases, self.built, strict=True)]
+
+    def _store(self, case: Case, built: Probe | Study) -> FactStore:
         """Named by all that the facts depend on besides the model and the data set itself."""
-        built = self.built[self.cases.index(case)]
         named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
         if isinstance(built, Probe) and any(number != 1 for number in built.describe().versions):
             named["versions"] = built.describe().versions
