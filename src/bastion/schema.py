@@ -42,7 +42,7 @@ def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
         waiting |= set(_registries(parts)) - parts.keys()
     for form in (*parts.get("probe", {}).get("anyOf", ()), *parts.get("study", {}).get("anyOf", ())):
         if "properties" in form:
-            form["properties"]["role"] = {"enum": list(get_args(Role))}
+            form["properties"] |= {"role": {"enum": list(get_args(Role))}, "data": {"type": "object"}}
     finished: dict[str, Any] = _finished(own)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **finished}
 

@@ -8,7 +8,8 @@
     aggregates:
       worst case: {worst: [clean, pgd]}                                # right under all of them
 
-No torch.
+`role` and `data` beside a probe's own settings say what its facts are, and change the data set for this probe alone:
+`fog: {name: accuracy, role: corruption, data: {corruption: fog, severity: 3}}`. No torch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from bastion.recipe_files import Changes, merge, nested, parse_changes
 
 Kind = Literal["probes", "studies"]
 Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
+CORRECT = "correct"  # the column of facts that accuracies are made of
+AGGREGATES = ("worst", "mean", "errors", "sum")
 
 
 def _listed(value: Any) -> Any:
@@ -42,7 +45,8 @@ def _one_or_several(kind: Any) -> BeforeValidator:
 class Axis(Section):
     """A setting that takes several values: each of them, with each of the other axes' values, makes a variant."""
 
-    set: Annotated[tuple[str, ...], MinLen(1), _one_or_several(str)]  # data.KEY, probes.LABEL.KEY or studies.LABEL.KEY
+    # data.KEY, probes.LABEL.KEY, probes.LABEL.data.KEY or studies.LABEL.KEY
+    set: Annotated[tuple[str, ...], MinLen(1), _one_or_several(str)]
     to: Annotated[tuple[Any, ...], MinLen(1), _one_or_several(Any)]
 
     @model_validator(mode="after")
@@ -64,16 +68,26 @@ class Aggregate(Section):
     worst: tuple[str, ...] = ()  # right under every one of these
     mean: tuple[str, ...] = ()  # the mean of these accuracies
     errors: dict[str, float] = Field(default_factory=dict)  # a weighted sum of error rates, as mCE is
+    sum: dict[str, float] = Field(default_factory=dict)  # a weighted sum of a column, as mFR is of flip rates
+    column: str = CORRECT  # that `mean` and `sum` are of
 
     @model_validator(mode="after")
     def _one(self) -> Aggregate:
-        if sum(map(bool, (self.worst, self.mean, self.errors))) != 1:
-            raise ValueError("expected one of worst, mean and errors")
+        if sum(bool(getattr(self, kind)) for kind in AGGREGATES) != 1:
+            raise ValueError(f"expected one of {', '.join(AGGREGATES)}")
+        if self.column != CORRECT and self.kind in ("worst", "errors"):
+            raise ValueError(f"column: {self.kind} is of '{CORRECT}' alone")
         return self
 
     @property
     def kind(self) -> str:
-        return "worst" if self.worst else "mean" if self.mean else "errors"
+        return next(kind for kind in AGGREGATES if getattr(self, kind))
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By the names of probes, as written."""
+        chosen = getattr(self, self.kind)
+        return dict(chosen) if isinstance(chosen, dict) else dict.fromkeys(chosen, 1.0)
 
 
 @dataclass(frozen=True)
@@ -126,8 +140,7 @@ class Suite(Section):
 
     def members(self, aggregate: str) -> dict[str, float]:
         """The labels of the cases that an aggregate is made of, with their weights."""
-        chosen = self.aggregates[aggregate]
-        names = chosen.errors or dict.fromkeys(chosen.worst or chosen.mean, 1.0)
+        names = self.aggregates[aggregate].weights
         probes = [case for case in self.cases() if case.kind == "probes"]
         found = {case.label: names[name] for name in names for case in probes if _names(name, case)}
         for name in names:
@@ -157,10 +170,14 @@ class Suite(Section):
             at = dict(zip(axes, values, strict=True))
             said = [f"{name}={written(value)}" for name, value in at.items() if len(self.axes[name].to) > 1]
             spec = dict(content[kind][label])
-            role = spec.pop("role", None)
+            role, own_data = spec.pop("role", None), spec.pop("data", {})
             if role not in (None, *get_args(Role)):
                 raise ValueError(f"{kind}.{label}.role: expected one of {', '.join(get_args(Role))}, got {role!r}")
-            yield Case(" ".join([label, *said]), label, kind, spec, role, content["data"], at)
+            if not isinstance(own_data, Mapping):
+                raise ValueError(
+                    f"{kind}.{label}.data: expected changes to the data set as {{key: value}}, got {own_data!r}"
+                )
+            yield Case(" ".join([label, *said]), label, kind, spec, role, merge(content["data"], own_data), at)
 
 
 def _names(name: str, case: Case) -> bool:

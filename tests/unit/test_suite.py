@@ -82,6 +82,21 @@ def test_variants_that_would_look_alike_are_refused() -> None:
         load_suite({"axes": axis, "probes": {"pgd": PGD}})
 
 
+def test_a_probe_may_have_a_variant_of_the_data_of_its_own() -> None:
+    fog = {"name": "accuracy", "role": "corruption", "data": {"corruption": "fog"}}
+    suite: dict[str, Any] = {
+        "axes": {"severity": {"set": "probes.fog.data.severity", "to": [1, 5]}},
+        "data": {"size": 32},
+        "probes": {"clean": "accuracy", "fog": fog},
+        "aggregates": {"flips": {"sum": {"fog": 0.5}, "column": "prediction"}},
+    }
+    clean, first, second = load_suite(suite).cases()
+    assert clean.data == {"size": 32} and clean.spec == {"name": "accuracy"}
+    assert first.data == {"size": 32, "corruption": "fog", "severity": 1} and first.spec == {"name": "accuracy"}
+    assert second.data["severity"] == 5 and second.label == "fog severity=5"
+    assert load_suite(suite).members("flips") == {first.label: 0.5, second.label: 0.5}
+
+
 def test_a_role_may_be_given() -> None:
     (case,) = load_suite({"probes": {"foggy": {"name": "accuracy", "role": "corruption"}}}).cases()
     assert (case.role, case.spec) == ("corruption", {"name": "accuracy"})
@@ -98,7 +113,7 @@ def test_a_role_may_be_given() -> None:
         ({"probes": {"a/b": "accuracy"}}, "choose another one"),
         ({"probes": {"a": "accuracy"}, "aggregates": {"a": {"worst": ["a"]}}}, "choose another one"),
         ({"probes": {"a": "accuracy"}, "aggregates": {"w": {"worst": ["b"]}}}, "no probe 'b' in this suite"),
-        ({"probes": {"a": "accuracy"}, "aggregates": {"w": {}}}, "expected one of worst, mean and errors"),
+        ({"probes": {"a": "accuracy"}, "aggregates": {"w": {}}}, "expected one of worst, mean, errors, sum"),
         ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "a.b", "to": 1}}}, "expected data.KEY, probes.LABEL.KEY"),
         ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "probes.b.eps", "to": 1}}}, "axes.e: no probe or study"),
         ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "data.size"}}}, "axes.e.to: missing"),

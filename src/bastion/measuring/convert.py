@@ -11,7 +11,6 @@ from typing import Any
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.facts import (
-    CORRECT,
     MeasuredAggregate,
     MeasuredCase,
     MeasuredThreat,
@@ -21,7 +20,7 @@ from bastion.measuring.facts import (
 from bastion.measuring.store import Column, FactStore
 from bastion.progress import console
 from bastion.run import Run
-from bastion.suite import Role
+from bastion.suite import CORRECT, Role
 
 
 def convert(run: Run) -> None:

@@ -16,9 +16,8 @@ from bastion.measuring import sanity
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
-from bastion.suite import Role, written
+from bastion.suite import CORRECT, Role, written
 
-CORRECT = "correct"  # the fact that accuracies are made of
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
@@ -51,8 +50,13 @@ class MeasuredCase(_Part):
 
 
 class MeasuredAggregate(_Part):
-    kind: str  # worst, mean or errors
+    kind: str  # worst, mean, errors or sum
     members: dict[str, float]  # labels of cases and their weights
+    column: str = CORRECT
+
+    @property
+    def is_accuracy(self) -> bool:
+        return self.kind in ("worst", "mean") and self.column == CORRECT
 
 
 class Measurement(_Part):
@@ -129,25 +133,27 @@ class Facts:
         """Of every probe that says what is right, and the aggregates that are accuracies."""
         labels = [case.label for case in self.about.cases if case.kind == "probes" and CORRECT in case.columns]
         result = {label: estimate(self.correct(label)) for label in labels}
-        shared = [name for name, each in self.about.aggregates.items() if each.kind != "errors"]
+        shared = [name for name, each in self.about.aggregates.items() if each.is_accuracy]
         return result | {name: self.aggregate(name) for name in shared}
 
     def errors(self) -> dict[str, Estimate]:
-        """The aggregates that are sums of error rates, such as mCE."""
-        return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if each.kind == "errors"}
+        """The other aggregates: weighted sums of error rates or flip rates, such as mCE and mFR."""
+        return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
         """Made example by example, so that its interval knows that all probes saw the same examples."""
         chosen = self.about.aggregates[name]
         for label in chosen.members:
-            if f"{label}/{CORRECT}" not in self.columns:
-                raise BastionError(f"aggregates.{name}: the probe '{label}' does not say what is right and wrong")
-        columns = {label: self.correct(label) for label in chosen.members}
+            if f"{label}/{chosen.column}" not in self.columns:
+                raise BastionError(f"aggregates.{name}: the probe '{label}' has no facts '{chosen.column}'")
+        columns = [self.columns[f"{label}/{chosen.column}"] for label in chosen.members]
         if chosen.kind == "worst":
-            return estimate(np.logical_and.reduce(list(columns.values())))
+            return estimate(np.logical_and.reduce(columns))
         if chosen.kind == "mean":
-            return estimate(np.mean(list(columns.values()), axis=0))
-        return estimate(np.sum([chosen.members[label] * ~column for label, column in columns.items()], axis=0))
+            return estimate(np.mean(columns, axis=0))
+        summed = [~column for column in columns] if chosen.kind == "errors" else columns
+        weights = list(chosen.members.values())
+        return estimate(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
 
     def numbers(self) -> dict[str, Estimate]:
         return self.accuracies() | self.errors()

@@ -141,7 +141,7 @@ def _about(
         n=n,
         cases=tuple(cases),
         aggregates={
-            name: MeasuredAggregate(kind=each.kind, members=chosen.members(name))
+            name: MeasuredAggregate(kind=each.kind, members=chosen.members(name), column=each.column)
             for name, each in chosen.aggregates.items()
         },
         origins=tuple(origins),

@@ -188,7 +188,7 @@ def test_each_ensemble_of_a_table_has_stages_of_its_own(ask: Any) -> None:
 
 def test_an_aggregate_of_what_says_no_right_and_wrong_is_told(ask: Any) -> None:
     suite = {"probes": {"far": {"name": "distortion", "norm": "linf", "attack": "fgsm"}}}
-    with pytest.raises(BastionError, match="aggregates.w: the probe 'far' does not say what is right and wrong"):
+    with pytest.raises(BastionError, match="aggregates.w: the probe 'far' has no facts 'correct'"):
         ask(suite=suite | {"aggregates": {"w": {"worst": ["far"]}}}, limit=4)
 
 
