@@ -38,8 +38,8 @@ class Accelerated(Wrapped):
     """A model that attacks run by `logits`, `batch_size` images at a time, inside `with accelerated.ready(x):`.
 
     Parameters collect no gradients inside, but where the model itself asks for them. Convolutional networks run as a
-    copy in channels-last format with BatchNorm folded into the convolutions, some of them Winograd's; if a copy cannot
-    be made or does not agree, the model itself runs. All of it depends on the model and the size of the images alone,
+    copy in channels-last format with BatchNorm folded into the convolutions; if a copy cannot be made or does not
+    agree, the model itself runs. All of it depends on the model and the size of the images alone,
     and is prepared when it is first needed; weights must not change afterwards.
     """
 

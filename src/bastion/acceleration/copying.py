@@ -13,10 +13,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils._pytree import tree_leaves
 
 from bastion import forward, rng
-from bastion.acceleration.winograd import Winograd
-
-SPECTRA = 1 << 30  # bytes that the weights of Winograd's convolutions may take
-FULL = 8  # times two images: enough for Winograd's convolutions to be used
 
 RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
 SUMS = (operator.add, torch.add)
@@ -32,12 +28,11 @@ def cheaper_copy(model: nn.Module, x: Tensor) -> nn.Module:
     """A folded copy in channels-last format, if it can be had and gives the same logits and gradients."""
     if not _comparable(model, x):
         return model
-    for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_with_winograd, _folded, _as_it_is):
+    for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_folded, _as_it_is):
         try:
             copied = prepare(_copy(model))
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            many = [x.repeat(FULL, 1, 1, 1)] if any(isinstance(part, Winograd) for part in copied.modules()) else []
-            if all(_agree(model, copied, some) for some in (x, x[:1], *many)):
+            if all(_agree(model, copied, some) for some in (x, x[:1])):
                 return copied
         except Exception:  # whatever a stranger's model does when it is copied: run it as it is
             continue
@@ -108,17 +103,6 @@ def _with_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _as_it_is(module: nn.Module) -> nn.Module:
     return module
-
-
-def _with_winograd(module: nn.Module) -> nn.Module:
-    """Folded, and with convolutions that need fewer multiplications, as far as there is memory for their weights."""
-    folded, memory = _folded(module), SPECTRA
-    for name, part in list(folded.named_modules()):
-        if Winograd.fits(part) and name:
-            memory -= 4 * part.weight.numel() * part.weight.element_size()
-            if memory >= 0:
-                folded.set_submodule(name, Winograd(part))
-    return folded
 
 
 def _folded(module: nn.Module) -> nn.Module:

@@ -117,9 +117,6 @@ class Search(ABC, Generic[S]):
         """(B, …) of the loss, by the way back from the logits to x."""
         return input_gradient(self.loss(state, logits), x)
 
-    def logits(self, state: S, model: Accelerated, x: Tensor) -> Tensor:
-        return model.logits(x)
-
     @abstractmethod
     def update(self, state: S, logits: Tensor, gradient: Tensor) -> None:
         """Set `x` to what the model is to run on next, or `done`. The gradient is zero where none is wanted."""
@@ -256,7 +253,7 @@ def _run_model(rule: Search[S], model: Accelerated, state: S, passes: Tensor) ->
     total = state.x.new_zeros(()).expand_as(state.x)
     for draw in range(rule.eot):
         with torch.set_grad_enabled(wanted):
-            logits = rule.logits(state, model, x)
+            logits = model.logits(x)
             if wanted:
                 gradient = rule.gradient(state, logits, x)
                 total = gradient if draw == 0 else total + gradient

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.acceleration import Accelerated
-from bastion.acceleration.incremental import Incremental
 from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
@@ -65,8 +63,6 @@ class Squares(SearchState):
     kept_margin: Tensor  # (B,) of the right class there; the lower the better
     index: Tensor
     random: Tensor  # (B, QUERIES_DRAWN, …) numbers of this query and the next
-    corner: Tensor  # int64 (B, 2) the first row and column of the square in which x differs from the kept one
-    side: Tensor  # int64 (B,) of the square
 
 
 class RandomSquares(Search[Squares]):
@@ -78,23 +74,18 @@ class RandomSquares(Search[Squares]):
     def __init__(self, settings: Square, threat: Threat, seed: int) -> None:
         self.settings, self.threat, self.seed = settings, threat, seed
         self.sides = torch.zeros(0)
-        self.incremental: Incremental | None = None
 
     def start(self, jobs: Jobs, batch: Batch) -> Squares:
         self.sides = self.settings.sides(*batch.x.shape[2:], odd=self.odd).to(batch.x.device)
         x = self.first(batch, jobs.number)
         worst = x.new_full((len(x),), torch.inf)
         random = x.new_zeros(len(x), QUERIES_DRAWN, self.numbers(batch.x.shape[1]), dtype=torch.float32)
-        corner = torch.zeros(len(x), 2, dtype=torch.int64, device=x.device)
-        everywhere = torch.full_like(jobs.at, max(x.shape[2:]))
         return Squares(
             **initial_state(jobs, batch, x),
             kept=x.clone(),
             kept_margin=worst,
             index=batch.index,
             random=random,
-            corner=corner,
-            side=everywhere,
         )
 
     def wants_gradient(self, state: Squares) -> Tensor:
@@ -108,8 +99,6 @@ class RandomSquares(Search[Squares]):
         lower = lead < state.kept_margin
         taken = lower | (lead <= 0)  # few are: the others' rows are left alone
         state.kept[taken] = state.x[taken]
-        if self.incremental is not None:
-            self.incremental.accept(taken)
         state.kept_margin = torch.where(lower, lead, state.kept_margin)
         state.done = state.step >= self.settings.queries
         side = self.sides[state.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
@@ -161,11 +150,6 @@ class Position(NamedTuple):
         )
         return cls(rows - top[:, None], columns - left[:, None], side[:, None])
 
-    @property
-    def corner(self) -> Tensor:
-        """int64 (B, 2) row and column"""
-        return -torch.stack([self.rows[:, 0], self.columns[:, 0]], 1)
-
     def mask(self) -> Tensor:
         """bool (B, 1, H, W)"""
         rows, columns = ((at >= 0) & (at < self.side) for at in (self.rows, self.columns))
@@ -183,13 +167,6 @@ class PaintedSquares(RandomSquares):
         stripes = rng.signs(self.seed, batch.index, draw, (channels, 1, width), dtype=batch.x.dtype)
         return (batch.x + self.threat.eps * stripes).clamp(0, 1)
 
-    def logits(self, state: Squares, model: Accelerated, x: Tensor) -> Tensor:
-        """By what the squares change, where that is cheaper."""
-        if self.incremental is None:
-            self.incremental = Incremental(model)
-        whose = torch.stack([state.at, state.number], 1)
-        return self.incremental.logits(x, state.kept, state.corner, int(state.side.max()), whose)
-
     def numbers(self, channels: int) -> int:
         return 2 + channels
 
@@ -197,7 +174,6 @@ class PaintedSquares(RandomSquares):
         random = self.draw(state)
         position, signs = Position.random(random[:, :2], side, state.x0), _signs(random[:, 2:], state.x0)
         painted = (state.x0 + self.threat.eps * signs).clamp_(0, 1)
-        state.corner, state.side = position.corner, side
         return torch.where(position.mask(), painted, state.kept)
 
 
