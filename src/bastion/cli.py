@@ -79,7 +79,17 @@ def measure(
         int | None, typer.Option(help="Processes of one thread each. Default: one per GPU, or one per core.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Examples that are measured and stored together.")] = 64,
+    until: Annotated[
+        float | None,
+        typer.Option(help="Stop when the 95 % interval of every accuracy is no wider, e.g. 0.02; random order."),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Stop after so many minutes; random order.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts, for jobs that share one --run.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples that are measured and stored together.")] = 128,
     acceleration: Annotated[
         bool, typer.Option(help="Let attacks run a cheaper copy of the model; verdicts are always of the model itself.")
     ] = True,
@@ -87,21 +97,31 @@ def measure(
 ) -> None:
     """Measure a model with a suite of probes. Re-run the same command to resume."""
     from bastion.measuring.runner import measure as measure_model
+    from bastion.measuring.runner import measure_shard
 
-    facts = measure_model(
-        model,
-        parse_data(data),
-        suite,
-        changes=change or (),
-        split=split,
-        limit=limit,
-        workers=workers,
-        seed=seed,
-        batch_size=batch_size,
-        acceleration=acceleration,
-        folder=run,
-    )
-    stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
+    options: dict[str, Any] = {
+        "changes": change or (),
+        "split": split,
+        "limit": limit,
+        "workers": workers,
+        "budget": budget,
+        "seed": seed,
+        "batch_size": batch_size,
+        "acceleration": acceleration,
+        "folder": run,
+    }
+    if shard is not None:
+        if until is not None:
+            raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
+        own, others = measure_shard(model, parse_data(data), suite, shard=shard, **options)
+        said = f"{own} of its batches are open; " if own else ""
+        rest = f"{others} batches of all shards are open" if others else "all shards are done"
+        following = "run the same command without --shard when they are done" if others else "run it without --shard"
+        stdout.print(f"shard {shard}: {said}{rest}; {following} for the result", soft_wrap=True, markup=False)
+        return
+    facts = measure_model(model, parse_data(data), suite, until=until, **options)
+    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
 
 
 @app.command()

@@ -41,11 +41,12 @@ def _columns(unit: str, known: bool) -> list[ProgressColumn]:
 
 
 @contextmanager
-def bar(description: str, total: int | None, done: int = 0, unit: str = "items") -> Iterator[Advance]:
+def bar(
+    description: str, total: int | None, done: int = 0, unit: str = "items", *, silent: bool = False
+) -> Iterator[Advance]:
     """`with bar("measuring", 200) as advance: advance(10)`. `total=None` shows the time that has passed."""
-    progress = Progress(
-        *_columns(unit, total is not None), console=console, transient=True, disable=not console.is_terminal
-    )
+    hidden = silent or not console.is_terminal
+    progress = Progress(*_columns(unit, total is not None), console=console, transient=True, disable=hidden)
     with progress:
         task = progress.add_task(description, total=total, completed=done, note="")
 

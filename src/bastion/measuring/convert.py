@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bastion import storage
 from bastion.errors import BastionError
@@ -17,7 +19,7 @@ from bastion.measuring.facts import (
     Measurement,
     write_measurement,
 )
-from bastion.measuring.store import Column, FactStore
+from bastion.measuring.store import POSITION, Column, FactStore
 from bastion.progress import console
 from bastion.run import Run
 from bastion.suite import CORRECT, Role
@@ -81,18 +83,21 @@ def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
     for path in sorted((run.facts / folder).glob("facts-*.safetensors")):
         facts, _ = storage.read_arrays(path)
         start = int(path.stem.split("-")[1])
-        pictures = _pictures(path.with_name(path.name.replace("facts", "pictures")))
-        store.write(range(start, start + len(facts["index"])), facts, pictures, origin)
+        positions = range(start, start + len(facts["index"]))
+        pictures = _pictures(path.with_name(path.name.replace("facts", "pictures")), positions)
+        store.write(positions, facts, pictures, origin)
     if lacking := store.missing(range(about["n"])):
         raise ValueError(f"{len(lacking)} of {about['n']} facts are missing")
     store.merge()
     return store
 
 
-def _pictures(path: Path) -> dict[str, Column]:
-    return {
-        name: rows for name, rows in (storage.read_arrays(path)[0] if path.is_file() else {}).items() if name != "index"
-    }
+def _pictures(path: Path, positions: Sequence[int]) -> dict[str, Column]:
+    """Those of the first positions."""
+    arrays = storage.read_arrays(path)[0] if path.is_file() else {}
+    pictures = {name: rows for name, rows in arrays.items() if name != "index"}
+    count = len(next(iter(pictures.values()), ()))
+    return pictures | ({POSITION: np.array(positions[:count])} if count else {})
 
 
 def _case(label: str, store: FactStore, about: Mapping[str, Any]) -> MeasuredCase:

@@ -14,6 +14,8 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
 from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.order import measured_positions
+from bastion.measuring.sampling import confidence_sequence
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
 from bastion.suite import CORRECT, Role, written
@@ -73,24 +75,30 @@ class Measurement(_Part):
     classes: tuple[str, ...]
     suite: str
     n: int = Field(ge=1)
+    # It stopped early, after n of so many examples in random order; None: these are the first n.
+    population: int | None = Field(None, ge=1)
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}
     origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
     summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
 
+    def positions(self, case: MeasuredCase) -> Column:
+        """Of the examples of a probe, or of the parts of a study."""
+        return measured_positions(case.n, self.population if case.kind == "probes" else None)
+
 
 class Columns(Mapping[str, Column]):
     """`"pgd-20/correct"` -> (n,). A column is read when it is asked for."""
 
-    def __init__(self, run: Run, cases: tuple[MeasuredCase, ...]) -> None:
-        self._run = run
-        self._cases = {f"{case.label}/{name}": (case, name) for case in cases for name in case.columns}
+    def __init__(self, run: Run, about: Measurement) -> None:
+        self._run, self._about = run, about
+        self._cases = {f"{case.label}/{name}": (case, name) for case in about.cases for name in case.columns}
         self._read: dict[str, Column] = {}
 
     def __getitem__(self, key: str) -> Column:
         if key not in self._read:
             case, name = self._cases[key]
-            self._read[key] = FactStore(self._run.facts / case.store).read([name], case.n)[name]
+            self._read[key] = FactStore(self._run.facts / case.store).read([name], self._about.positions(case))[name]
         return self._read[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,6 +133,12 @@ class Facts:
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
+    def estimate(self, column: Column) -> Estimate:
+        """With its interval; of a measurement that stopped early, one about all examples that is valid all the same."""
+        if column.dtype == bool and self.about.population is not None:
+            return confidence_sequence(int(column.sum()), len(column), self.about.population)
+        return estimate(column)
+
     def correct(self, label: str) -> Column:
         """(n,) bool: right under this probe."""
         return self.columns[f"{label}/{CORRECT}"]
@@ -132,7 +146,7 @@ class Facts:
     def accuracies(self) -> dict[str, Estimate]:
         """Of every probe that says what is right, and the aggregates that are accuracies."""
         labels = [case.label for case in self.about.cases if case.kind == "probes" and CORRECT in case.columns]
-        result = {label: estimate(self.correct(label)) for label in labels}
+        result = {label: self.estimate(self.correct(label)) for label in labels}
         shared = [name for name, each in self.about.aggregates.items() if each.is_accuracy]
         return result | {name: self.aggregate(name) for name in shared}
 
@@ -148,7 +162,7 @@ class Facts:
                 raise BastionError(f"aggregates.{name}: the probe '{label}' has no facts '{chosen.column}'")
         columns = [self.columns[f"{label}/{chosen.column}"] for label in chosen.members]
         if chosen.kind == "worst":
-            return estimate(np.logical_and.reduce(columns))
+            return self.estimate(np.logical_and.reduce(columns))
         if chosen.kind == "mean":
             return estimate(np.mean(columns, axis=0))
         summed = [~column for column in columns] if chosen.kind == "errors" else columns
@@ -184,14 +198,14 @@ class Facts:
         by = self.columns[f"{label}/fooled_by"]
         right = self.correct(label) | (by >= 0)  # before the first of them
         return {
-            f"{number + 1}. {name}": estimate(right & ~((by >= 0) & (by <= number)))
+            f"{number + 1}. {name}": self.estimate(right & ~((by >= 0) & (by <= number)))
             for number, name in enumerate(members)
         }
 
     def pictures(self, label: str) -> dict[str, Column]:
         """Kept of the first examples: `position`, and whatever the probe shows."""
         case = self.case(label)
-        return FactStore(self.run.facts / case.store).pictures(case.n)
+        return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
     @property
     def checks(self) -> int:
@@ -238,10 +252,18 @@ class Facts:
         }
 
     def _remarks(self) -> list[str]:
-        mixed = [f"note: {text}" for text in [mixture(self.about)] if text]
+        mixed = [f"note: {text}" for text in [self._stopped(), mixture(self.about)] if text]
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning", *mixed]
         return [*map(str, self.warnings()), *mixed]
+
+    def _stopped(self) -> str:
+        if self.about.population is None:
+            return ""
+        return (
+            f"stopped after {self.n} of {self.about.population} examples in random order; intervals are of the accuracy "
+            "on all of them, and hold whenever one stops"
+        )
 
 
 def _percentages(e: Estimate) -> str:
@@ -262,15 +284,25 @@ def mixture(about: Measurement) -> str:
 
 def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Facts:
     """Store it. If nothing was measured anew, one that says the same stays as it is, with its date."""
-    stores = {case.label: [case.store, case.n] for case in about.cases}
-    path = run.measurements / f"{about.suite}-{storage.fingerprint([stores, about.n], digits=8)}.json"
+    path = _path(run, about, stopped=about.population is not None)
     stored = None if anew else _stored(path)
     if stored and stored.model_copy(update={"summary": {}}) == about.model_copy(update=_passing(stored)):
-        return Facts(run, stored, Columns(run, stored.cases))
-    facts = Facts(run, about, Columns(run, about.cases))
+        return Facts(run, stored, Columns(run, stored))
+    facts = Facts(run, about, Columns(run, about))
     about = about.model_copy(update={"summary": facts.numbers()})
     storage.write_json(path, about.model_dump(mode="json"))
+    if about.population is None:
+        _path(run, about, stopped=True).unlink(missing_ok=True)  # it has gone on to the end
     return Facts(run, about, facts.columns)
+
+
+def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
+    """One that stopped early has the same file however far it went."""
+    stores: Any = {case.label: [case.store, case.n] for case in about.cases}
+    if stopped:
+        stores = ["stopped", {case.label: case.store for case in about.cases}]
+    named = [stores, about.population or about.n]
+    return run.measurements / f"{about.suite}-{storage.fingerprint(named, digits=8)}.json"
 
 
 def _passing(stored: Measurement) -> dict[str, Any]:
@@ -298,4 +330,4 @@ def _read(path: Path) -> Measurement:
 def read_measurements(run: Run) -> list[Facts]:
     """All finished measurements of a run, oldest first."""
     stored = [_read(path) for path in sorted(run.measurements.glob("*.json"))]
-    return [Facts(run, about, Columns(run, about.cases)) for about in sorted(stored, key=lambda each: each.created)]
+    return [Facts(run, about, Columns(run, about)) for about in sorted(stored, key=lambda each: each.created)]

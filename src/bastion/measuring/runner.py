@@ -7,24 +7,23 @@ random numbers draws also depends on which examples of a batch were stored befor
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 import os
-import pickle
 import re
-import signal
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from bastion import storage
-from bastion.errors import BastionError, Interrupted
+from bastion.errors import BastionError
 from bastion.measuring.convert import convert
+from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
 from bastion.measuring.facts import (
     Facts,
     MeasuredAggregate,
@@ -33,31 +32,41 @@ from bastion.measuring.facts import (
     Measurement,
     write_measurement,
 )
-from bastion.measuring.identity import Identity, device_of, identify, one_thread, read_identity
+from bastion.measuring.identity import Identity, device_of, identify
+from bastion.measuring.order import Limits, Tally, measured_positions, shuffled
+from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
 from bastion.models import checkpoint
 from bastion.models.load import best_device, locate
-from bastion.progress import Advance, bar
+from bastion.progress import bar
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
-from bastion.signals import StopRequest, deaf_children, end_with_parent, stoppable
-from bastion.suite import Suite, load_suite
+from bastion.signals import stoppable
+from bastion.suite import CORRECT, Suite, load_suite
 from bastion.types import DataSet, Probe
+
+# What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
+BATCH_SIZE = 128
+PICTURES = 16  # kept of so many examples
+
+Given = Suite | Mapping[str, Any] | str | Path  # a suite, or what names or makes one
 
 
 def measure(
     model: nn.Module | str | Path,
     data: Data = "cifar10-mini",
-    suite: Suite | Mapping[str, Any] | str | Path = "demo",
+    suite: Given = "demo",
     *,
     changes: Mapping[str, Any] | Iterable[str] | str = (),
     split: str = "test",
     limit: int | None = None,
+    until: float | None = None,
+    budget: float | None = None,
     workers: int | None = 1,
     seed: int = 0,
     folder: str | Path | None = None,
-    batch_size: int = 64,
-    keep: int = 16,
+    batch_size: int = BATCH_SIZE,
+    keep: int = PICTURES,
     acceleration: bool = True,
 ) -> Facts:
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
@@ -65,55 +74,188 @@ def measure(
     A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`; `changes` are made
     on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts go to `folder`; without it to the
     model's own run, or to `runs/` under the model's name. `acceleration` False: attacks run the model just as it is.
+
+    `until` and `budget` take the examples in random order: `until=0.01` stops when the 95 % interval of every accuracy
+    is no wider than that, `budget=30` after 30 minutes. Such an interval is about the accuracy on all the examples and
+    holds whenever one stops. Measuring again goes on from there.
+
+    Under torchrun its processes share out the work, each on a device of its own.
     """
-    source = model if isinstance(model, nn.Module) else locate(model)
-    if isinstance(suite, Suite) and changes:
+    given = _Given(model, data, suite, changes, split, limit, seed, folder, batch_size, keep, acceleration)
+    _check_numbers({"workers": workers}, least=1)
+    _check_positive({"until": until, "budget": budget})
+    launched = Launched.join()
+    with launched.main_first("set up") if launched else nullcontext():
+        plan = _plan(given, shuffles=until is not None or budget is not None, launched=launched)
+    limits = Limits(plan.tally, batch_size, until=until, budget=budget)
+    done = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
+    with launched.main_first("measured") if launched else nullcontext():
+        n = limits.count() if limits.is_set else len(plan.order)
+        n = launched.agree("examples", n) if launched else n
+        return _written(plan, n, anew=done > 0, merge=launched is None or launched.main)
+
+
+def measure_shard(
+    model: nn.Module | str | Path,
+    data: Data = "cifar10-mini",
+    suite: Given = "demo",
+    *,
+    shard: str,
+    workers: int | None = 1,
+    budget: float | None = None,
+    **options: Any,
+) -> tuple[int, int]:
+    """Measure a part of what `measure` with the same arguments would: `"2/8"` is the second of eight parts.
+
+    For jobs that know nothing of each other and write to one folder, such as those of a Slurm array. When all of them
+    are done, `measure` finds everything stored. Returns how many batches of this shard, and of all, are still open.
+    """
+    number, count = _parse_shard(shard)
+    _check_numbers({"workers": workers}, least=1)
+    _check_positive({"budget": budget})
+    plan = _plan(_Given(model, data, suite, **options), shuffles=False)
+    tasks = plan.worker.tasks(plan.order)
+    mine = tasks[number - 1 :: count]
+    _execute(plan, mine, Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget), workers)
+    return len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What `measure` was asked for."""
+
+    model: nn.Module | str | Path
+    data: Data
+    suite: Given
+    changes: Mapping[str, Any] | Iterable[str] | str = ()
+    split: str = "test"
+    limit: int | None = None
+    seed: int = 0
+    folder: str | Path | None = None
+    batch_size: int = BATCH_SIZE
+    keep: int = PICTURES
+    acceleration: bool = True
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that is known before the first batch."""
+
+    given: _Given
+    source: nn.Module | Path
+    run: Run
+    identity: Identity
+    worker: Worker
+    order: Column  # positions of the examples, as they are measured
+    tally: Tally
+
+
+def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) -> _Plan:
+    """Refuse what cannot be measured, make the run, and look up what is stored."""
+    _check_numbers({"seed": given.seed}, least=None)
+    _check_numbers({"keep": given.keep}, least=0)
+    _check_numbers({"limit": given.limit, "batch_size": given.batch_size}, least=1)
+    if given.split not in ("train", "val", "test"):
+        raise BastionError(f"split: expected train, val or test, got '{given.split}'")
+    source = given.model if isinstance(given.model, nn.Module) else locate(given.model)
+    if isinstance(given.suite, Suite) and given.changes:
         raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
-    chosen = suite if isinstance(suite, Suite) else load_suite(suite, changes)
-    _check_numbers({"seed": seed}, least=None)
-    _check_numbers({"keep": keep}, least=0)
-    _check_numbers({"limit": limit, "workers": workers, "batch_size": batch_size}, least=1)
-    if split not in ("train", "val", "test"):
-        raise BastionError(f"split: expected train, val or test, got '{split}'")
+    suite = given.suite if isinstance(given.suite, Suite) else load_suite(given.suite, given.changes)
     devices = _devices(source)
-    network = on_device(source, devices[0])
-    base = build_data(data, chosen.data)
-    n = _count(base, split, limit)
+    network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
+    base = build_data(given.data, suite.data)
+    n = _count(base, given.split, given.limit)
     check_fit(network, base)
-    identity = identify(network, base, split)
-    run = create_run(_home(source, folder), seed)
+    identity = identify(network, base, given.split)
+    run = create_run(_home(source, given.folder), given.seed)
     _check_home(run, identity.weights)
     storage.remove_leftovers(run.folder)
     convert(run)
-    job = Job(source, data, split, chosen, identity.folder(run), seed, batch_size, keep, devices, acceleration)
-    worker = Worker(job, network, {data_key(chosen.data): base})
+    order = shuffled(n) if shuffles else np.arange(n)
+    job = Job(
+        model=source,
+        data=given.data,
+        split=given.split,
+        suite=suite,
+        folder=identity.folder(run),
+        seed=given.seed,
+        batch_size=given.batch_size,
+        pictured=frozenset(order[: given.keep].tolist()),
+        devices=devices,
+        acceleration=given.acceleration,
+    )
+    worker = Worker(job, network, {data_key(suite.data): base})
     for case in worker.cases:
-        _count(worker.data(case), split, n)
+        _count(worker.data(case), given.split, n)
         check_fit(network, worker.data(case))
-    todo = worker.open_tasks(n)
-    count = workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1)
-    total = sum(map(len, (worker.positions(case, n) for case in worker.cases)))
-    with stoppable() as stop, bar(f"measuring {run.name}", total) as advance:
-        advance(total - sum(len(positions) for _, positions in todo))
-        if min(count, len(todo)) > 1:
-            _in_processes(job, todo, min(count, len(todo)), stop, advance)
-        else:
-            _in_this_process(worker, todo, stop, advance)
+    return _Plan(given, source, run, identity, worker, order, _tally(worker, order))
+
+
+def _tally(worker: Worker, order: Column) -> Tally:
+    """Of what is stored already."""
+    labels = [case.label for case in worker.cases if case.kind == "probes"]
+    suite = worker.job.suite
+    worst = {name: suite.members(name).keys() for name, each in suite.aggregates.items() if each.kind == "worst"}
+    tally = Tally(order, labels, worst)
     for case in worker.cases:
+        if case.kind == "probes":
+            stored = worker.store(case).stored([CORRECT])
+            tally.add(case.label, stored[POSITION], stored.get(CORRECT))
+    return tally
+
+
+def _execute(
+    plan: _Plan, tasks: list[Task], limits: Limits, workers: int | None, launched: Launched | None = None
+) -> int:
+    """Do what of the tasks is not stored yet, until the limits are reached; returns how many were done."""
+    worker, todo = plan.worker, plan.worker.open_tasks(tasks)
+    devices = worker.job.devices
+    count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
+    total, left = (sum(len(task.positions) for task in each) for each in (tasks, todo))
+    done = 0
+    silent = launched is not None and not launched.main
+    with stoppable() as stop, bar(f"measuring {plan.run.name}", total, total - left, silent=silent) as advance:
+
+        def report(task: Task, right: Column | None) -> None:
+            nonlocal done
+            done += 1
+            for case in worker.sharing(task.case):
+                plan.tally.add(case.label, task.positions, right)
+            advance(len(task.positions), note=plan.tally.note(worker.cases[task.case].label))
+
+        work = Work(todo, stop, report, limits.reached)
+        if launched:
+            launched.run(worker, tasks, work)
+        elif count > 1:
+            in_processes(worker.job, work, count)
+        else:
+            in_this_process(worker, work)
+    return done
+
+
+def _written(plan: _Plan, n: int, *, anew: bool, merge: bool) -> Facts:
+    """The measurement of the first n examples in order."""
+    worker = plan.worker
+    if n == 0 or any(worker.store(case).missing(range(worker.parts(case))) for case in worker.cases):
+        raise BastionError(
+            f"measure: the budget ended before all probes had measured a first batch of {worker.job.batch_size} "
+            "examples; what is done is stored: re-run the same command to go on"
+        )
+    for case in worker.cases if merge else ():
         worker.store(case).merge()
-    return write_measurement(run, _about(worker, n, source, suite, identity), anew=bool(todo))
+    return write_measurement(plan.run, _about(plan, n), anew=anew)
 
 
-def _about(
-    worker: Worker, n: int, source: nn.Module | Path, suite: Suite | Mapping[str, Any] | str | Path, identity: Identity
-) -> Measurement:
-    job, first = worker.job, worker.data(worker.cases[0])
-    chosen = job.suite
+def _about(plan: _Plan, n: int) -> Measurement:
+    worker, suite = plan.worker, plan.worker.job.suite
+    population = len(plan.order) if n < len(plan.order) else None
     origins: list[dict[str, Any]] = []
     cases = []
     for case, built in zip(worker.cases, worker.built, strict=True):
-        store, count = worker.store(case), len(worker.positions(case, n))
-        origins += [origin for origin in store.origins(count) if origin not in origins]
+        store = worker.store(case)
+        is_probe = isinstance(built, Probe)
+        positions = measured_positions(n, population) if is_probe else np.arange(worker.parts(case))
+        origins += [origin for origin in store.origins(positions) if origin not in origins]
         described = built.describe() if isinstance(built, Probe) else None
         threat = described.threat if described else None
         cases.append(
@@ -122,7 +264,7 @@ def _about(
                 kind=case.kind,
                 role=case.role or (built.role if isinstance(built, Probe) else "analysis"),
                 store=store.name,
-                n=count,
+                n=len(positions),
                 spec=canonical(built),
                 at=case.at,
                 threat=MeasuredThreat(**asdict(threat)) if threat else None,
@@ -131,110 +273,23 @@ def _about(
                 meanings=dict(built.facts),
             )
         )
+    given = plan.given.suite
     return Measurement(
-        **environment(job.seed),
-        model=name_of(source),
-        weights=identity.weights,
-        data=identity.data,
-        classes=first.classes,
-        suite=Path(suite).stem if isinstance(suite, str | Path) else "custom",
+        **environment(worker.job.seed),
+        model=name_of(plan.source),
+        weights=plan.identity.weights,
+        data=plan.identity.data,
+        classes=worker.data(worker.cases[0]).classes,
+        suite=Path(given).stem if isinstance(given, str | Path) else "custom",
         n=n,
+        population=population,
         cases=tuple(cases),
         aggregates={
-            name: MeasuredAggregate(kind=each.kind, members=chosen.members(name), column=each.column)
-            for name, each in chosen.aggregates.items()
+            name: MeasuredAggregate(kind=each.kind, members=suite.members(name), column=each.column)
+            for name, each in suite.aggregates.items()
         },
         origins=tuple(origins),
     )
-
-
-def _in_this_process(worker: Worker, todo: Sequence[Task], stop: StopRequest, advance: Advance) -> None:
-    with one_thread():
-        for done, task in enumerate(todo):
-            if stop:
-                raise _interrupted(stop, done, len(todo))
-            advance(worker(task), note=worker.cases[task[0]].label)
-
-
-_worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
-
-
-def _start(job: Job, turns: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    end_with_parent()
-    torch.set_num_threads(1)
-    global _worker
-    try:
-        with turns.get_lock():
-            device, turns.value = job.devices[turns.value % len(job.devices)], turns.value + 1
-        _worker = _make_worker(job, device)
-    except BastionError as error:
-        _worker = error
-    except Exception as error:
-        _worker = BastionError(f"measure: a worker process could not start: {type(error).__name__}: {error}")
-
-
-def _make_worker(job: Job, device: str) -> Worker:
-    model, data = on_device(job.model, device), build_data(job.data, job.suite.data)
-    if not identify(model, data, job.split).acts_as(read_identity(job.folder)):
-        raise BastionError(
-            "measure: a worker process has another model or other data: changed on the disk meanwhile, or not the same "
-            "after pickling; measure again, or with workers=1"
-        )
-    return Worker(job, model, {data_key(job.suite.data): data})
-
-
-def _work(task: Task) -> int:
-    if isinstance(_worker, BastionError):
-        raise _worker
-    return _worker(task)
-
-
-def _in_processes(job: Job, todo: Sequence[Task], workers: int, stop: StopRequest, advance: Advance) -> None:
-    _check_portable(job)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0)))
-    labels = [case.label for case in job.suite.cases()]
-    try:
-        with deaf_children():  # they start as work is handed in
-            pending = {pool.submit(_work, task): task for task in todo}
-        while pending:
-            if stop:
-                raise _interrupted(stop, len(todo) - len(pending), len(todo))
-            for future in wait(pending, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                number, _ = pending.pop(future)
-                advance(future.result(), note=labels[number])
-    except BrokenProcessPool as error:
-        raise BastionError(
-            "measure: a worker process died: killed, out of memory, or started from a script that calls bastion "
-            'outside of `if __name__ == "__main__":`; finished batches are stored: re-run the same command to resume, '
-            "or use workers=1"
-        ) from error
-    finally:
-        # Whatever is half done is thrown away: a batch is stored whole or not at all.
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        if stop:
-            for process in processes:
-                process.terminate()
-
-
-def _interrupted(stop: StopRequest, done: int, total: int) -> Interrupted:
-    return Interrupted(
-        f"measure: stopped by a signal; {done} of the {total} open batches are stored. Re-run the same command to "
-        "resume.",
-        stop.received or 0,
-    )
-
-
-def _check_portable(job: Job) -> None:
-    """What cannot be sent to another process is told here, not in the middle of starting one."""
-    try:
-        pickle.dumps(job)
-    except Exception as error:
-        raise BastionError(
-            f"measure: this model or data cannot be sent to worker processes ({error}); use workers=1"
-        ) from error
 
 
 def _devices(source: nn.Module | Path) -> tuple[str, ...]:
@@ -290,3 +345,19 @@ def _check_numbers(given: Mapping[str, object], *, least: int | None) -> None:
         if not whole or (least is not None and value < least):  # type: ignore[operator]
             bound = "" if least is None else f" of at least {least}"
             raise BastionError(f"{name}: must be a whole number{bound}, got {value!r}")
+
+
+def _check_positive(given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):  # type: ignore[operator]
+            raise BastionError(f"{name}: must be a number above 0, got {value!r}")
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
+    """`2/8`: the second of eight."""
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise BastionError(f"shard: expected NUMBER/COUNT, such as 2/8 for the second of eight parts, got '{text}'")
+    return number, count

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,10 +59,9 @@ class FactStore:
     def name(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
-    @_listing_again
     def missing(self, wanted: Sequence[int]) -> list[int]:
         """Those of the positions that are not stored."""
-        stored = {position for path in self._files() for position in self._read(path, [])[0][POSITION].tolist()}
+        stored = set(self.stored([])[POSITION].tolist())
         return [position for position in wanted if position not in stored]
 
     def write(
@@ -71,17 +71,19 @@ class FactStore:
         pictures: Mapping[str, Column],
         origin: Mapping[str, Any],
     ) -> None:
-        """`facts`: one row for each position. `pictures`: rows of the first of them."""
+        """`facts`: one row for each position. `pictures`: rows of some of them, with their `position`."""
         rows = {POSITION: np.array(positions), ORIGIN: np.zeros(len(positions), np.int64), **facts}
-        shown = {f"{PICTURE}{name}": rows for name, rows in pictures.items()}
-        if shown:
-            shown[PICTURE + POSITION] = np.array(positions[: len(next(iter(shown.values())))])
-        self._write(rows | shown, [dict(origin)])
+        self._write(rows | {f"{PICTURE}{name}": column for name, column in pictures.items()}, [dict(origin)])
 
     @_listing_again
-    def read(self, names: Collection[str], n: int) -> dict[str, Column]:
-        """The columns of the first n positions, in order."""
-        return self._table(names, n)[0]
+    def read(self, names: Collection[str], positions: Sequence[int] | Column) -> dict[str, Column]:
+        """The columns of these positions, which ascend."""
+        return self._table(names, positions)[0]
+
+    @_listing_again
+    def stored(self, names: Collection[str]) -> dict[str, Column]:
+        """`position` and the columns of all that is stored, ordered by position; a column may be missing."""
+        return self._union(self._files(), names)[0] if self._files() else {POSITION: np.zeros(0, np.int64)}
 
     @_listing_again
     def columns(self) -> list[str]:
@@ -90,33 +92,37 @@ class FactStore:
         return sorted(name for name in names if name not in (POSITION, ORIGIN) and not name.startswith(PICTURE))
 
     @_listing_again
-    def pictures(self, n: int) -> dict[str, Column]:
-        """`position` and what was kept of the first positions below n."""
+    def pictures(self, positions: Sequence[int] | Column) -> dict[str, Column]:
+        """`position` and what was kept of these positions."""
         parts = [self._read(path, None)[0] for path in self._files()]
         kept = [
             {name.removeprefix(PICTURE): column for name, column in part.items() if name.startswith(PICTURE)}
             for part in parts
             if PICTURE + POSITION in part
         ]
-        return _rows(_joined(kept), n) if kept else {}
+        return _rows(_joined(kept), positions) if kept else {}
 
     @_listing_again
-    def origins(self, n: int) -> list[dict[str, Any]]:
-        """Versions, device, machine and batch size behind the first n positions: several, if they were mixed."""
-        table, origins = self._table([ORIGIN], n)
+    def origins(self, positions: Sequence[int] | Column) -> list[dict[str, Any]]:
+        """Versions, device, machine and batch size behind these positions: several, if they were mixed."""
+        table, origins = self._table([ORIGIN], positions)
         return [origins[number] for number in np.unique(table[ORIGIN])]
 
     @_listing_again
     def merge(self) -> None:
-        """Make few files of many."""
-        groups: dict[int, list[Path]] = {}
-        for path in self._files():
-            groups.setdefault(int(path.name.partition("-")[0]) // MERGED, []).append(path)
-        for paths in groups.values():
-            if len(paths) > 1:
-                written = self._write(*self._union(paths, None))
-                for path in set(paths) - {written}:
-                    path.unlink(missing_ok=True)
+        """Make few files of many: one for each window of positions."""
+        windows = {path: set((self._read(path, [])[0][POSITION] // MERGED).tolist()) for path in self._files()}
+        touching = Counter(window for each in windows.values() for window in each)
+        scattered = [path for path, each in windows.items() if len(each) > 1 or touching[min(each)] > 1]
+        if not scattered:
+            return
+        columns, origins = self._union(scattered, None)
+        written = {
+            self._write(_rows(columns, columns[POSITION][columns[POSITION] // MERGED == window]), origins)
+            for window in np.unique(columns[POSITION] // MERGED)
+        }
+        for path in set(scattered) - written:
+            path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
@@ -164,12 +170,15 @@ class FactStore:
             if PICTURE + POSITION in part
         ]
         rows = [{name: column for name, column in part.items() if not name.startswith(PICTURE)} for part in parts]
-        return _rows(_joined(rows)) | (_rows(_joined(pictured), key=PICTURE + POSITION) if pictured else {}), origins
+        return _rows(_joined(rows) | (_joined(pictured) if pictured else {})), origins
 
-    def _table(self, names: Collection[str], n: int) -> tuple[dict[str, Column], list[dict[str, Any]]]:
+    def _table(
+        self, names: Collection[str], positions: Sequence[int] | Column
+    ) -> tuple[dict[str, Column], list[dict[str, Any]]]:
+        n = len(positions)
         columns, origins = self._union(self._files(), names) if self._files() else ({POSITION: np.zeros(0)}, [])
-        columns = _rows(columns, n)
-        if not np.array_equal(columns[POSITION], np.arange(n)):
+        columns = _rows(columns, positions)
+        if not np.array_equal(columns[POSITION], positions):
             raise BastionError(f"{self.folder}: {n - len(columns[POSITION])} of {n} facts are missing; measure again")
         lacking = [name for name in names if name not in columns and not name.startswith(WARNING)]
         if lacking:
@@ -177,11 +186,17 @@ class FactStore:
         return {name: columns.get(name, np.zeros(n, bool)) for name in names}, origins
 
 
-def _rows(columns: dict[str, Column], n: int | None = None, key: str = POSITION) -> dict[str, Column]:
-    """Ordered by position, each position once, and only those below n."""
-    positions, rows = np.unique(columns[key], return_index=True)
-    rows = rows if n is None else rows[positions < n]
-    return {name: column[rows] for name, column in columns.items()}
+def _rows(columns: Mapping[str, Column], wanted: Sequence[int] | Column | None = None) -> dict[str, Column]:
+    """Ordered by position, each position once, and only the wanted ones; pictures by positions of their own."""
+    kept: dict[str, Column] = {}
+    for prefix in ("", PICTURE):
+        key = prefix + POSITION
+        if key in columns:
+            positions, rows = np.unique(columns[key], return_index=True)
+            rows = rows if wanted is None else rows[np.isin(positions, wanted)]
+            if len(rows) or not prefix:
+                kept |= {name: columns[name][rows] for name in columns if name.startswith(PICTURE) == bool(prefix)}
+    return kept
 
 
 def _joined(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:

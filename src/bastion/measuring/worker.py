@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from bastion.data import datasets
 from bastion.errors import BastionError
 from bastion.forward import in_mode
 from bastion.measuring.identity import device_of
-from bastion.measuring.store import ORIGIN, PICTURE, POSITION, FactStore
+from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
 from bastion.models.load import load
 from bastion.probes import probes
@@ -25,12 +25,21 @@ from bastion.recipe_files import merge
 from bastion.registry import canonical
 from bastion.run import processor, version
 from bastion.studies import studies
-from bastion.suite import Case, Suite
+from bastion.suite import CORRECT, Case, Suite
 from bastion.types import DataSet, Probe, Study
 
 Data = DataSet | Mapping[str, Any] | str
 RESERVED = {POSITION, ORIGIN, "index", "label"}
-Task = tuple[int, list[int]]  # the number of a case, and positions of examples or parts of a study
+
+
+class Task(NamedTuple):
+    case: int  # its number
+    batch: int  # its number in the order of examples; the part of a study
+    positions: list[int]  # of examples, ascending; the part of a study
+
+    @property
+    def key(self) -> str:
+        return f"{self.case}/{self.batch}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Job:
     folder: Path  # of the facts of this model and data
     seed: int
     batch_size: int
-    keep: int  # pictures are kept of so many first examples
+    pictured: frozenset[int]  # positions of the examples that pictures are kept of
     devices: tuple[str, ...]  # that workers are given in turn
     acceleration: bool
 
@@ -72,6 +81,11 @@ class Worker:
     def store(self, case: Case) -> FactStore:
         return self._stores[self.cases.index(case)]
 
+    def sharing(self, number: int) -> list[Case]:
+        """Cases with the same facts as this one."""
+        folder = self._stores[number].folder
+        return [case for case, store in zip(self.cases, self._stores, strict=True) if store.folder == folder]
+
     @cached_property
     def _stores(self) -> list[FactStore]:
         return [self._store(case, built) for case, built in zip(self.cases, self.built, strict=True)]
@@ -86,26 +100,43 @@ class Worker:
             named["data"] = [data.fingerprint, getattr(data, self.job.split).digest()]
         return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
 
-    def positions(self, case: Case, n: int) -> range:
+    def parts(self, case: Case) -> int:
+        """Of a study."""
         built = self.built[self.cases.index(case)]
-        if isinstance(built, Probe):
-            return range(n)
-        return range(max(1, built.parts(self.model.given, self.data(case))))
+        return max(1, built.parts(self.model.given, self.data(case))) if isinstance(built, Study) else 0
 
-    def open_tasks(self, n: int) -> list[Task]:
-        """What is not stored yet. Cases that are equal share their facts, and are measured once."""
-        tasks: dict[tuple[Path, int], Task] = {}
-        for number, case in enumerate(self.cases):
-            store = self.store(case)
-            missing = store.missing(self.positions(case, n))
-            size = self.job.batch_size if case.kind == "probes" else 1
-            for batch in _cut(missing, size):
-                tasks.setdefault((store.folder, batch[0]), (number, batch))
-        return list(tasks.values())
+    def tasks(self, order: Column) -> list[Task]:
+        """All there is to do: studies first, then batch by batch of the order, with all probes each.
 
-    def __call__(self, task: Task) -> int:
-        """Measure and store; returns how many examples or parts that was."""
-        number, positions = task
+        Cases that are equal share their facts, and are measured once.
+        """
+        distinct = {store.folder: number for number, store in reversed(list(enumerate(self._stores)))}.values()
+        by_kind = {
+            kind: [number for number in sorted(distinct) if self.cases[number].kind == kind]
+            for kind in ("studies", "probes")
+        }
+        studies = [
+            Task(number, part, [part])
+            for number in by_kind["studies"]
+            for part in range(self.parts(self.cases[number]))
+        ]
+        size = self.job.batch_size
+        batches = [sorted(order[start : start + size].tolist()) for start in range(0, len(order), size)]
+        probes = [Task(number, *batch) for batch in enumerate(batches) for number in by_kind["probes"]]
+        return studies + probes
+
+    def open_tasks(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those of them that are not stored yet, or what is left of them."""
+        stored = {number: set(store.stored([])[POSITION].tolist()) for number, store in enumerate(self._stores)}
+        left = [
+            task._replace(positions=[each for each in task.positions if each not in stored[task.case]])
+            for task in tasks
+        ]
+        return [task for task in left if task.positions]
+
+    def __call__(self, task: Task) -> Column | None:
+        """Measure and store; returns what is right, if it is a probe that says so."""
+        number, _, positions = task
         case, built = self.cases[number], self.built[number]
         with in_mode(self.model, training=False), rng.preserved():
             # For models that draw random numbers. The label has no part in it: suites share facts.
@@ -117,16 +148,13 @@ class Worker:
                 if wrong := [name for name in answer if name in RESERVED or name.startswith(PICTURE)]:
                     raise BastionError(f"study '{case.label}': '{wrong[0]}' is a name that bastion uses itself")
                 facts, pictures = {name: torch.as_tensor(value)[None] for name, value in answer.items()}, {}
-        self.store(case).write(
-            positions,
-            {name: column.detach().cpu().numpy() for name, column in facts.items()},
-            {name: column.detach().cpu().numpy() for name, column in pictures.items()},
-            self._origin,
-        )
-        return len(positions)
+        columns = {name: column.detach().cpu().numpy() for name, column in facts.items()}
+        shown = {name: column.detach().cpu().numpy() for name, column in pictures.items()}
+        self.store(case).write(positions, columns, shown, self._origin)
+        return columns.get(CORRECT) if case.kind == "probes" else None
 
     def _probe(self, case: Case, probe: Probe, positions: list[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Facts of all these examples, and pictures of those that are among the first."""
+        """Facts of all these examples, and pictures of some."""
         data = self.data(case)
         batch = getattr(data, self.job.split).batch(positions)
         batch = batch.check(len(data.classes), f"measure, probe '{case.label}'")
@@ -138,9 +166,11 @@ class Worker:
                 raise BastionError(
                     f"probe '{case.label}': '{name}' has shape {tuple(column.shape)} for {len(positions)} examples"
                 )
-        shown = sum(position < self.job.keep for position in positions)
+        shown = [row for row, position in enumerate(positions) if position in self.job.pictured]
         facts = {name: column for name, column in answer.items() if column.ndim == 1}
-        pictures = {name: column[:shown] for name, column in answer.items() if column.ndim > 1 and shown}
+        pictures = {name: column[shown] for name, column in answer.items() if column.ndim > 1 and shown}
+        if pictures:
+            pictures[POSITION] = torch.tensor(positions)[shown]
         return {"index": batch.index, "label": batch.y, **facts}, pictures
 
 
@@ -201,14 +231,6 @@ def _origin(model: nn.Module, job: Job) -> dict[str, Any]:
 
 def on_device(model: nn.Module | Path, device: str) -> nn.Module:
     return model if isinstance(model, nn.Module) else load(model).to(device)
-
-
-def _cut(positions: list[int], size: int) -> list[list[int]]:
-    """Batches that begin at multiples of `size`, so that a longer measurement makes the same ones."""
-    batches: dict[int, list[int]] = {}
-    for position in positions:
-        batches.setdefault(position // size, []).append(position)
-    return list(batches.values())
 
 
 def data_key(changes: Mapping[str, Any]) -> str:

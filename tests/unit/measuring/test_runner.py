@@ -20,7 +20,7 @@ from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.runner import measure
-from bastion.measuring.worker import Worker
+from bastion.measuring.worker import Task, Worker
 from bastion.models import Classifier, checkpoint
 from bastion.probes.accuracy import Accuracy
 from bastion.run import open_run
@@ -82,8 +82,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
     batches: list[tuple[str, list[int]]] = []
     plain = Worker.__call__
 
-    def noted(self: Worker, task: Any) -> int:
-        batches.append((self.cases[task[0]].label, task[1]))
+    def noted(self: Worker, task: Task) -> Any:
+        batches.append((self.cases[task.case].label, task.positions))
         return plain(self, task)
 
     monkeypatch.setattr(Worker, "__call__", noted)
@@ -92,7 +92,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
 
 def test_what_is_stored_is_not_measured_again(ask: Any, tmp_path: Path, measured: list[Any]) -> None:
     ask(limit=32)
-    assert [label for label, _ in measured] == ["clean", "clean", "pgd", "pgd"]
+    assert [label for label, _ in measured] == ["clean", "pgd", "clean", "pgd"]  # batch by batch
     before = _files(tmp_path)
     assert len(before) == 2  # one file for each probe
     ask(limit=32)
@@ -213,7 +213,7 @@ def test_a_study_is_measured_stored_and_read_like_a_probe(
         assert facts.studies()["cost"]["parameters"].tolist() == [sum(p.numel() for p in tiny_model.parameters())]
         assert facts.studies()["cost"]["macs"].tolist() == [8 * 8 * 8 * 27 + 8 * 3]
         assert "cost: parameters 267" in facts.table()
-    assert measured == [("clean", list(range(16))), ("cost", [0])]
+    assert measured == [("cost", [0]), ("clean", list(range(16)))]
 
 
 def test_the_model_is_judged_in_eval_mode_and_given_back_as_it_was(ask: Any, tiny_model: Classifier) -> None:

@@ -24,15 +24,16 @@ def store(tmp_path: Path) -> FactStore:
 
 def write(store: FactStore, positions: range, origin: Any = HERE, pictures: int = 0, **more: Any) -> None:
     values = np.array(positions)
-    shown = {"clean": np.zeros((pictures, 3, 2, 2)) + values[:pictures, None, None, None]} if pictures else {}
+    pixels = np.zeros((pictures, 3, 2, 2)) + values[:pictures, None, None, None]
+    shown = {"clean": pixels, "position": values[:pictures]} if pictures else {}
     store.write(positions, {"value": values * 10, **more}, shown, origin)
 
 
 def test_columns_come_back_in_order_however_they_were_written(store: FactStore) -> None:
     for positions in (range(8, 12), range(4), range(4, 8)):
         write(store, positions)
-    assert store.read(["value"], 12)["value"].tolist() == [10 * i for i in range(12)]
-    assert store.read(["value"], 5)["value"].tolist() == [0, 10, 20, 30, 40]
+    assert store.read(["value"], range(12))["value"].tolist() == [10 * i for i in range(12)]
+    assert store.read(["value"], range(5))["value"].tolist() == [0, 10, 20, 30, 40]
     assert store.missing(range(15)) == [12, 13, 14]
     assert store.columns() == ["value"]
 
@@ -40,14 +41,14 @@ def test_columns_come_back_in_order_however_they_were_written(store: FactStore) 
 def test_merging_changes_nothing_but_the_number_of_files(store: FactStore) -> None:
     for start in range(0, 40, 4):
         write(store, range(start, start + 4), pictures=4 if start < 8 else 0, origin={"device": f"gpu {start // 20}"})
-    before, pictures, origins = store.read(["value"], 40), store.pictures(40), store.origins(40)
+    before, pictures, origins = store.read(["value"], range(40)), store.pictures(range(40)), store.origins(range(40))
     store.merge()
     assert len(list(store.folder.iterdir())) == 1
-    assert np.array_equal(store.read(["value"], 40)["value"], before["value"])
-    assert origins == store.origins(40) == [{"device": "gpu 0"}, {"device": "gpu 1"}]
-    assert store.origins(20) == [{"device": "gpu 0"}]
-    assert pictures["position"].tolist() == store.pictures(40)["position"].tolist() == list(range(8))
-    assert np.array_equal(store.pictures(40)["clean"][:, 0, 0, 0], np.arange(8))
+    assert np.array_equal(store.read(["value"], range(40))["value"], before["value"])
+    assert origins == store.origins(range(40)) == [{"device": "gpu 0"}, {"device": "gpu 1"}]
+    assert store.origins(range(20)) == [{"device": "gpu 0"}]
+    assert pictures["position"].tolist() == store.pictures(range(40))["position"].tolist() == list(range(8))
+    assert np.array_equal(store.pictures(range(40))["clean"][:, 0, 0, 0], np.arange(8))
     store.merge()
     assert len(list(store.folder.iterdir())) == 1
 
@@ -58,6 +59,17 @@ def test_a_merged_file_has_a_bounded_number_of_examples(store: FactStore, monkey
         write(store, range(start, start + 4))
     store.merge()
     assert len(list(store.folder.iterdir())) == 3
+
+
+def test_examples_in_random_order_are_merged_into_windows(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MERGED", 8)
+    for start in range(6):
+        write(store, range(start, 24, 6), pictures=2)
+    store.merge()
+    assert len(list(store.folder.iterdir())) == 3
+    assert store.read(["value"], [3, 7, 20])["value"].tolist() == [30, 70, 200]
+    assert store.pictures(range(24))["position"].tolist() == list(range(12))
+    assert store.missing(range(24)) == []
 
 
 def test_two_mergers_at_once_lose_nothing(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +86,7 @@ def test_two_mergers_at_once_lose_nothing(store: FactStore, monkeypatch: pytest.
 
     monkeypatch.setattr(FactStore, "_write", meanwhile)
     store.merge()
-    assert store.read(["value"], 12)["value"].tolist() == [10 * i for i in range(12)]
+    assert store.read(["value"], range(12))["value"].tolist() == [10 * i for i in range(12)]
     store.merge()
     assert len(list(store.folder.iterdir())) == 1
 
@@ -93,18 +105,18 @@ def test_a_warning_that_a_file_does_not_mention_is_not_given_there(store: FactSt
     write(store, range(2), **{"warning.rare": np.array([True, False])})
     write(store, range(2, 4))
     for _ in range(2):
-        assert store.read(["warning.rare"], 4)["warning.rare"].tolist() == [True, False, False, False]
+        assert store.read(["warning.rare"], range(4))["warning.rare"].tolist() == [True, False, False, False]
         store.merge()
 
 
 def test_what_is_missing_is_told(store: FactStore) -> None:
     with pytest.raises(BastionError, match="case: 3 of 3 facts are missing; measure again"):
-        store.read(["value"], 3)
+        store.read(["value"], range(3))
     write(store, range(2))
     with pytest.raises(BastionError, match="case: 1 of 3 facts are missing; measure again"):
-        store.read(["value"], 3)
+        store.read(["value"], range(3))
     with pytest.raises(BastionError, match="has no facts 'other'; remove it and measure again"):
-        store.read(["other"], 2)
+        store.read(["other"], range(2))
 
 
 def test_facts_of_another_case_are_recognised(store: FactStore) -> None:
@@ -114,7 +126,7 @@ def test_facts_of_another_case_are_recognised(store: FactStore) -> None:
     (path,) = store.folder.iterdir()
     (other.folder / path.name).write_bytes(path.read_bytes())
     with pytest.raises(BastionError, match="holds facts of another measurement; remove it"):
-        other.read(["value"], 2)
+        other.read(["value"], range(2))
 
 
 def test_a_damaged_file_is_named(store: FactStore) -> None:
@@ -122,7 +134,7 @@ def test_a_damaged_file_is_named(store: FactStore) -> None:
     (path,) = store.folder.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(BastionError, match=f"{path.name}: corrupt or truncated.*remove it"):
-        store.read(["value"], 2)
+        store.read(["value"], range(2))
 
 
 def test_files_are_plain_safetensors(store: FactStore) -> None:
@@ -149,4 +161,4 @@ def test_a_file_that_was_merged_away_meanwhile_is_found_again(
         return found
 
     monkeypatch.setattr(FactStore, "_files", files)
-    assert store.read(["value"], 8)["value"].tolist() == [10 * i for i in range(8)]
+    assert store.read(["value"], range(8))["value"].tolist() == [10 * i for i in range(8)]

@@ -1,0 +1,223 @@
+"""Who does the tasks of a measurement: this process, worker processes of one thread each, or those of torchrun.
+
+Each stores what it has done; `done` hears of it, and `enough` says when no more is wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from bastion.errors import BastionError, Interrupted
+from bastion.measuring.identity import identify, one_thread, read_identity
+from bastion.measuring.store import Column
+from bastion.measuring.worker import Job, Task, Worker, build_data, data_key, on_device
+from bastion.signals import StopRequest, deaf_children, end_with_parent
+
+POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tasks to be done, in this order."""
+
+    tasks: Sequence[Task]
+    stop: StopRequest
+    done: Callable[[Task, Column | None], None]  # the task is stored; what is right, if its probe says so
+    enough: Callable[[], bool]
+
+    def interrupted(self, stored: int) -> Interrupted:
+        return Interrupted(
+            f"measure: stopped by a signal; {stored} of the {len(self.tasks)} open batches are stored. Re-run the same "
+            "command to resume.",
+            self.stop.received or 0,
+        )
+
+
+def in_this_process(worker: Worker, work: Work) -> None:
+    with one_thread():
+        for stored, task in enumerate(work.tasks):
+            if work.stop:
+                raise work.interrupted(stored)
+            if work.enough():
+                return
+            work.done(task, worker(task))
+
+
+_worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
+
+
+def in_processes(job: Job, work: Work, workers: int) -> None:
+    _check_portable(job)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0)))
+    waiting, pending, stored = deque(work.tasks), dict[Future[Column | None], Task](), 0
+    try:
+        while (waiting or pending) and not work.enough():
+            if work.stop:
+                raise work.interrupted(stored)
+            with deaf_children():  # they start as work is handed in
+                while waiting and len(pending) < 2 * workers:
+                    task = waiting.popleft()
+                    pending[pool.submit(_work, task)] = task
+            for future in wait(pending, timeout=POLL, return_when=FIRST_COMPLETED).done:
+                work.done(pending.pop(future), future.result())
+                stored += 1
+    except BrokenProcessPool as error:
+        raise BastionError(
+            "measure: a worker process died: killed, out of memory, or started from a script that calls bastion "
+            'outside of `if __name__ == "__main__":`; finished batches are stored: re-run the same command to resume, '
+            "or use workers=1"
+        ) from error
+    finally:
+        # Whatever is half done is thrown away: a batch is stored whole or not at all.
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        if work.stop or pending:
+            for process in processes:
+                process.terminate()
+
+
+def _start(job: Job, turns: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    end_with_parent()
+    torch.set_num_threads(1)
+    global _worker
+    try:
+        with turns.get_lock():
+            device, turns.value = job.devices[turns.value % len(job.devices)], turns.value + 1
+        _worker = _make_worker(job, device)
+    except BastionError as error:
+        _worker = error
+    except Exception as error:
+        _worker = BastionError(f"measure: a worker process could not start: {type(error).__name__}: {error}")
+
+
+def _make_worker(job: Job, device: str) -> Worker:
+    model, data = on_device(job.model, device), build_data(job.data, job.suite.data)
+    if not identify(model, data, job.split).acts_as(read_identity(job.folder)):
+        raise BastionError(
+            "measure: a worker process has another model or other data: changed on the disk meanwhile, or not the same "
+            "after pickling; measure again, or with workers=1"
+        )
+    return Worker(job, model, {data_key(job.suite.data): data})
+
+
+def _work(task: Task) -> Column | None:
+    if isinstance(_worker, BastionError):
+        raise _worker
+    return _worker(task)
+
+
+def _check_portable(job: Job) -> None:
+    """What cannot be sent to another process is told here, not in the middle of starting one."""
+    try:
+        pickle.dumps(job)
+    except Exception as error:
+        raise BastionError(
+            f"measure: this model or data cannot be sent to worker processes ({error}); use workers=1"
+        ) from error
+
+
+class Launched:
+    """This process as one of those that torchrun started, which share out tasks through torchrun's own store.
+
+    All of them list the same tasks and take the next number of a common counter. If one dies, torchrun starts all of
+    them again (`--max-restarts`); what is stored by then is not done again.
+    """
+
+    _calls = itertools.count()
+
+    def __init__(self) -> None:
+        store, self.rank, self.size = next(rendezvous("env://"))
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"measure {next(self._calls)} start {start}", store)
+
+    @staticmethod
+    def join() -> Launched | None:
+        """None: no torchrun started this process."""
+        return Launched() if dist.is_torchelastic_launched() else None
+
+    @property
+    def main(self) -> bool:
+        """The one that writes what belongs to all of them, and speaks."""
+        return bool(self.rank == 0)
+
+    @property
+    def local_rank(self) -> int:
+        """Among the processes of this machine."""
+        return int(os.environ["LOCAL_RANK"])
+
+    def agree(self, name: str, value: int) -> int:
+        """The main process's value, for everybody."""
+        if self.main:
+            self._store.set(name, str(value))
+        self._await(name)
+        return int(self._store.get(name))
+
+    @contextmanager
+    def main_first(self, name: str) -> Iterator[None]:
+        """What stands inside is done by the main process, then by the others."""
+        if not self.main:
+            self._await(name)
+        yield
+        if self.main:
+            self._store.set(name, "1")
+
+    def run(self, worker: Worker, tasks: Sequence[Task], work: Work) -> None:
+        """`tasks`: all there are; `work` has those that are not stored yet."""
+        still_open = {task.key: task for task in work.tasks}
+        with one_thread():
+            while (number := self._store.add("next", 1) - 1) < len(tasks) and not self._enough(work):
+                if work.stop:
+                    raise work.interrupted(len(work.tasks) - len(still_open))
+                if (task := still_open.get(tasks[number].key)) is not None:
+                    self._store.set(f"right {task.key}", _packed(worker(task)))
+                self._collect(still_open, work)
+        while self.main and still_open and not self._enough(work):
+            if work.stop:
+                raise work.interrupted(len(work.tasks) - len(still_open))
+            time.sleep(POLL)
+            self._collect(still_open, work)
+
+    def _collect(self, still_open: dict[str, Task], work: Work) -> None:
+        """What any of the processes has stored since."""
+        if self.main:
+            for key, task in list(still_open.items()):
+                if self._store.check([f"right {key}"]):
+                    work.done(task, _unpacked(self._store.get(f"right {key}").decode()))
+                    del still_open[key]
+
+    def _enough(self, work: Work) -> bool:
+        if self.main and work.enough():
+            self._store.set("enough", "1")
+        return bool(self._store.check(["enough"]))
+
+    def _await(self, name: str) -> None:
+        while not self._store.check([name]):
+            time.sleep(POLL)
+
+
+def _packed(right: Column | None) -> str:
+    return "none" if right is None else "".join("01"[int(each)] for each in right)
+
+
+def _unpacked(text: str) -> Column | None:
+    return None if text == "none" else np.array([each == "1" for each in text])

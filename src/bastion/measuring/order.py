@@ -1,0 +1,109 @@
+"""In which order examples are measured, and when enough of them are. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.sampling import confidence_sequence
+from bastion.measuring.store import Column
+
+
+def shuffled(n: int) -> Column:
+    """0 to n - 1 in a fixed random order, by a hash of the number (SplitMix64): of fewer numbers, the same order."""
+    word = (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(word ^ (word >> np.uint64(31)), kind="stable")
+
+
+def measured_positions(n: int, population: int | None) -> Column:
+    """Of a measurement of n examples: the first ones; of one that stopped early, the first in random order."""
+    return np.arange(n) if population is None else np.sort(shuffled(population)[:n])
+
+
+@dataclass
+class Tally:
+    """What is known of each case so far, example by example."""
+
+    order: Column  # positions, in the order they are measured in
+    cases: Collection[str]  # labels of the probes; a batch counts when all of them have it
+    worst: Mapping[str, Collection[str]] = field(default_factory=dict)  # aggregates: right under all of these
+
+    def __post_init__(self) -> None:
+        self._rank = np.argsort(self.order)
+        self._known = {label: np.zeros(len(self.order), bool) for label in self.cases}  # by rank
+        self._right: dict[str, Column] = {}
+
+    def add(self, label: str, positions: Sequence[int] | Column, right: Column | None) -> None:
+        """Facts of a case; `right` None: it does not say what is right. Studies do not count."""
+        if label not in self._known:
+            return
+        inside = np.asarray(positions) < len(self.order)
+        ranks = self._rank[np.asarray(positions, dtype=np.int64)[inside]]
+        self._known[label][ranks] = True
+        if right is not None:
+            self._right.setdefault(label, np.zeros(len(self.order), bool))[ranks] = right[inside]
+
+    def complete(self) -> int:
+        """How many examples, from the first in order, every case has."""
+        unknown = ~np.logical_and.reduce(list(self._known.values()))
+        return int(unknown.argmax()) if unknown.any() else len(self.order)
+
+    def note(self, label: str) -> str:
+        """For a progress bar: how a case stands."""
+        if label not in self._right:
+            return label
+        right, known = int(self._right[label].sum()), int(self._known[label].sum())
+        return f"{label} {right}/{known} = {100 * right / known:.1f} %"
+
+    def intervals(self, n: int) -> dict[str, Estimate]:
+        """Of the accuracies on all examples, after the first n: valid whenever one stops."""
+        columns = {label: right[:n] for label, right in self._right.items()}
+        for name, members in self.worst.items():
+            if all(label in columns for label in members):
+                columns[name] = np.logical_and.reduce([columns[label] for label in members])
+        return {label: confidence_sequence(int(column.sum()), n, len(self.order)) for label, column in columns.items()}
+
+
+class Limits:
+    """When to stop before all examples are measured.
+
+    `until`: as soon as the 95 % interval of every accuracy is that narrow. It is looked at after each batch of the
+    order, so where it stops does not depend on how many workers there are. `budget`: after so many minutes.
+    """
+
+    def __init__(self, tally: Tally, batch_size: int, *, until: float | None, budget: float | None) -> None:
+        self.tally, self.batch_size, self.until = tally, batch_size, until
+        self._deadline = None if budget is None else time.monotonic() + 60 * budget
+        self._looked, self._reached = 0, False
+
+    @property
+    def is_set(self) -> bool:
+        return self.until is not None or self._deadline is not None
+
+    def reached(self) -> bool:
+        self._reached = self._reached or self._is_narrow()
+        return self._reached or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+    def count(self) -> int:
+        """How many examples, from the first in order, the measurement is of."""
+        self.reached()
+        return self._looked if self._reached else self.tally.complete()
+
+    def _is_narrow(self) -> bool:
+        if self.until is None:
+            return False
+        complete, total = self.tally.complete(), len(self.tally.order)
+        while self._looked < complete:
+            following = min(self._looked + self.batch_size, total)
+            if following > complete:
+                return False
+            self._looked = following
+            if all(each.high - each.low <= self.until for each in self.tally.intervals(following).values()):
+                return True
+        return False

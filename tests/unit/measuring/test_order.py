@@ -1,0 +1,115 @@
+"""The order of examples, and when enough of them are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.measuring.test_runner import SUITE
+
+from bastion import BastionError
+from bastion.measuring.facts import read_measurements
+from bastion.measuring.order import Limits, Tally, shuffled
+from bastion.measuring.runner import measure, measure_shard
+from bastion.models import Classifier
+from bastion.run import open_run
+from bastion.types import DataSet
+
+
+@pytest.fixture
+def ask(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> Any:
+    def ask(**options: Any) -> Any:
+        settings = {"data": tiny_data, "suite": SUITE, "folder": tmp_path / "run", "batch_size": 8, **options}
+        return measure(tiny_model, **settings)
+
+    return ask
+
+
+def test_the_order_is_a_permutation_and_that_of_fewer_is_a_part_of_it() -> None:
+    order = shuffled(10_000)
+    assert np.array_equal(np.sort(order), np.arange(10_000))
+    assert np.array_equal(order[order < 300], shuffled(300))
+    halves = order[:5000]
+    assert abs(halves.mean() - 4999.5) < 4 * 2887 / np.sqrt(10_000)  # of a random half: four standard errors
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.04
+
+
+def test_a_narrow_interval_stops_at_the_first_batch_that_has_it() -> None:
+    tally = Tally(shuffled(1000), ["clean"])
+    limits = Limits(tally, 50, until=0.2, budget=None)
+    right = np.ones(1000, bool)
+    stopped = None
+    for batch in range(20):
+        positions = np.sort(tally.order[50 * batch : 50 * batch + 50])
+        tally.add("clean", positions, right[positions])
+        if stopped is None and limits.reached():
+            stopped = 50 * (batch + 1)
+    widths = {n: tally.intervals(n)["clean"] for n in range(50, 1001, 50)}
+    assert stopped == min(n for n, each in widths.items() if each.high - each.low <= 0.2)
+    assert limits.count() == stopped < 1000  # though everything has been measured since
+
+
+def test_batches_that_come_early_do_not_count_before_those_in_front_of_them() -> None:
+    tally = Tally(np.arange(100), ["a", "b"])
+    tally.add("a", np.arange(100), np.ones(100, bool))
+    tally.add("b", np.arange(50, 100), None)
+    assert tally.complete() == 0
+    tally.add("b", np.arange(20), None)
+    assert tally.complete() == 20
+
+
+def test_a_measurement_that_stopped_is_about_all_examples_and_goes_on_later(ask: Any, tmp_path: Path) -> None:
+    stopped = ask(until=0.7)
+    assert stopped.n < 40 == stopped.about.population
+    assert stopped.n % 8 == 0
+    assert f"stopped after {stopped.n} of 40 examples in random order" in stopped.table()
+    whole = ask(folder=tmp_path / "whole")
+    picked = np.sort(shuffled(40)[: stopped.n])
+    assert np.array_equal(stopped.correct("pgd"), whole.correct("pgd")[picked])
+    assert np.array_equal(stopped.columns["pgd/index"], whole.columns["pgd/index"][picked])
+    for label, each in stopped.accuracies().items():
+        assert each.high - each.low <= 0.7
+        assert each.low <= whole.accuracies()[label].value <= each.high
+    further = ask(until=0.3)
+    assert stopped.n < further.n < 40
+    assert len(read_measurements(open_run(tmp_path / "run"))) == 1  # in the place of the first
+    ended = ask(until=1e-9)
+    assert ended.n == 40 and ended.about.population is None
+    assert ended.numbers() == whole.numbers()
+    assert len(read_measurements(open_run(tmp_path / "run"))) == 1
+
+
+@pytest.mark.processes
+def test_where_it_stops_does_not_depend_on_the_number_of_workers(ask: Any, tmp_path: Path) -> None:
+    alone, together = ask(until=0.5), ask(until=0.5, workers=3, folder=tmp_path / "three")
+    assert alone.n == together.n < 40
+    assert alone.numbers() == together.numbers()
+
+
+def test_a_budget_that_is_too_short_says_so_and_loses_nothing(ask: Any) -> None:
+    with pytest.raises(BastionError, match="the budget ended before all probes had measured a first batch of 8"):
+        ask(budget=1e-9)
+    assert ask(budget=10).n == 40
+
+
+@pytest.mark.parametrize("option", [{"until": 0}, {"until": "a"}, {"budget": -1}, {"budget": float("inf")}])
+def test_limits_that_are_none_are_refused(ask: Any, option: dict[str, Any]) -> None:
+    with pytest.raises(BastionError, match="must be a number above 0"):
+        ask(**option)
+
+
+def test_shards_together_are_the_whole(ask: Any, tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"folder": tmp_path / "run", "batch_size": 8}
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="2/3", **options) == (0, 7)  # of ten batches
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="1/3", **options) == (0, 3)
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="3/3", **options) == (0, 0)
+    whole = ask(folder=tmp_path / "whole")
+    assert ask().numbers() == whole.numbers()
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/2/3"])
+def test_a_shard_has_a_number_and_a_count(tiny_model: Classifier, tiny_data: DataSet, shard: str) -> None:
+    with pytest.raises(BastionError, match="expected NUMBER/COUNT, such as 2/8"):
+        measure_shard(tiny_model, tiny_data, SUITE, shard=shard)
