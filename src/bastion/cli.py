@@ -93,7 +93,12 @@ def measure(
     acceleration: Annotated[
         bool, typer.Option(help="Let attacks run a cheaper copy of the model; verdicts are always of the model itself.")
     ] = True,
-    run: Annotated[Path | None, typer.Option(help="Where facts go. Default: the model's own run, or runs/.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", "--dir", help="Where facts go (`--dir` under torchrun). Default: the model's own run, or runs/."
+        ),
+    ] = None,
 ) -> None:
     """Measure a model with a suite of probes. Re-run the same command to resume."""
     from bastion.measuring.runner import measure as measure_model

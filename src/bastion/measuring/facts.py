@@ -15,11 +15,12 @@ from bastion.errors import BastionError
 from bastion.measuring import sanity
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.order import measured_positions
-from bastion.measuring.sampling import confidence_sequence
+from bastion.measuring.sampling import TwoPhase, confidence_sequence, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
 from bastion.suite import CORRECT, Role, written
 
+PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
@@ -169,8 +170,20 @@ class Facts:
         weights = list(chosen.members.values())
         return estimate(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
 
+    def two_phase(self, label: str) -> TwoPhase:
+        """Of a probe that runs its costly attacks on a sample of the survivors: accuracy after all of them."""
+        survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
+        return two_phase(survived, sampled, lost)
+
+    def two_phases(self) -> dict[str, TwoPhase]:
+        """Of every probe that has such an estimate."""
+        found = [label for label in self.labels if all(f"{label}/{name}" in self.columns for name in PHASES)]
+        return {label: self.two_phase(label) for label in found}
+
     def numbers(self) -> dict[str, Estimate]:
-        return self.accuracies() | self.errors()
+        """All estimates that sum the measurement up. Those of two phases have an interval about all images too."""
+        phased = {label: each.population for label, each in self.two_phases().items()}
+        return self.accuracies() | phased | self.errors()
 
     def estimates(self) -> dict[str, Estimate]:
         """Every other column of yes and no or of real numbers; sanity checks and studies aside."""
@@ -225,12 +238,21 @@ class Facts:
                 lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
         lines += self.errors().items()
         texts = [(label, _percentages(each)) for label, each in lines]
+        for label, phased in self.two_phases().items():
+            texts += [(label, _percentages(phased.population)), ("", self._phases(label, phased))]
         texts += [*self._distances().items(), *self._scalars().items()]
         width = max(16, *(len(label) for label, _ in texts))
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
         rows = [f"{label:<{width}} {text}" for label, text in texts]
         return "\n".join([head, *rows, *self._remarks()])
+
+    def _phases(self, label: str, phased: TwoPhase) -> str:
+        survived, sampled, lost = (int(self.columns[f"{label}/{name}"].sum()) for name in PHASES)
+        return (
+            f"two-phase: {sampled} of {survived} survivors sampled, {lost} lost; on these {phased.n} images "
+            f"{100 * phased.low:.2f} to {100 * phased.high:.2f} %"
+        )
 
     def _distances(self) -> dict[str, str]:
         """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
@@ -261,8 +283,8 @@ class Facts:
         if self.about.population is None:
             return ""
         return (
-            f"stopped after {self.n} of {self.about.population} examples in random order; intervals are of the accuracy "
-            "on all of them, and hold whenever one stops"
+            f"stopped after {self.n} of {self.about.population} examples in random order; intervals are of the "
+            "accuracy on all of them, and hold whenever one stops"
         )
 
 
