@@ -1,7 +1,9 @@
-"""Confidence intervals. Every aggregate carries one, and its n."""
+"""Confidence intervals of one column of facts, as a sample of all images there could be. Every aggregate has one, and
+its n. `sampling` has those of some of the examples of a split, `paired` those of two models. No torch."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -26,6 +28,44 @@ def wilson(successes: int, n: int, z: float = _Z95) -> Estimate:
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     # At p = 0 and p = 1 the bound is the value itself; rounding must not move it past.
     return Estimate(p, min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half)), n)
+
+
+def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Estimate:
+    """The exact interval of a proportion (Clopper and Pearson 1934): never covers less than `level`, mostly more."""
+    if n == 0:
+        return Estimate(math.nan, 0.0, 1.0, 0)
+    tail = (1 - level) / 2
+    return Estimate(successes / n, _exact_bound(successes, n, tail), 1 - _exact_bound(n - successes, n, tail), n)
+
+
+def _exact_bound(successes: int, n: int, tail: float) -> float:
+    """The proportion under which so many successes or more have the probability `tail`."""
+    low, high = 0.0, 1.0
+    if successes == 0:
+        return low
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if binomial_tail(successes, n, middle) < tail else (low, middle)
+    return low
+
+
+def binomial_tail(successes: int, n: int, p: float) -> float:
+    """P(X ≥ successes) of n draws, for 0 < p < 1."""
+    counts = np.arange(successes, n + 1)
+    logs = log_choose(log_factorials(n), n, counts) + counts * math.log(p) + (n - counts) * math.log1p(-p)
+    return float(np.exp(logs).sum())
+
+
+@functools.lru_cache(maxsize=4)  # those who invert a tail ask again and again
+def log_factorials(n: int) -> np.ndarray[Any, Any]:
+    """log 0!, log 1!, …, log n!"""
+    table = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    table.setflags(write=False)
+    return table
+
+
+def log_choose(factorials: np.ndarray[Any, Any], n: Any, k: Any) -> Any:
+    """log of n over k, for numbers or arrays of them, from a table of `log_factorials`."""
+    return factorials[n] - factorials[k] - factorials[n - k]
 
 
 def mean(values: np.ndarray[Any, Any]) -> Estimate:

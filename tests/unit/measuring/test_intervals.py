@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bastion.measuring.intervals import estimate, mean, wilson
+from bastion.measuring.intervals import Estimate, clopper_pearson, estimate, mean, wilson
 
 
 @given(st.integers(0, 500), st.integers(1, 500))
@@ -28,10 +29,41 @@ def test_wilson_never_claims_certainty() -> None:
     assert wilson(100, 100).low == pytest.approx(0.9630, abs=1e-4)
 
 
+def test_clopper_pearson_matches_the_published_example() -> None:
+    """13 of 16: Fagerland, Lydersen and Laake, Statistical Analysis of Contingency Tables, chapter 2."""
+    assert clopper_pearson(13, 16)[:3] == pytest.approx((0.8125, 0.5435, 0.9595), abs=5e-5)
+
+
+@given(st.integers(0, 500), st.integers(1, 500), st.sampled_from([0.9, 0.95, 0.99]))
+def test_clopper_pearson_matches_scipy(successes: int, n: int, level: float) -> None:
+    successes = min(successes, n)
+    ours = clopper_pearson(successes, n, level)
+    theirs = stats.binomtest(successes, n).proportion_ci(level, method="exact")
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+def test_clopper_pearson_stays_exact_for_many_examples() -> None:
+    theirs = stats.binomtest(20_000, 50_000).proportion_ci(0.95, method="exact")
+    assert clopper_pearson(20_000, 50_000)[1:3] == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+@pytest.mark.parametrize(("interval", "never_less"), [(clopper_pearson, True), (wilson, False)])
+def test_only_the_exact_interval_never_covers_less_than_it_says(
+    interval: Callable[[int, int], Estimate], never_less: bool
+) -> None:
+    n = 30
+    intervals = [interval(successes, n) for successes in range(n + 1)]
+    for_each_p = [
+        sum(stats.binom.pmf(k, n, p) for k, e in enumerate(intervals) if e.low <= p <= e.high)
+        for p in np.linspace(0.005, 0.995, 199)
+    ]
+    assert bool(min(for_each_p) >= 0.95) is never_less
+
+
 def test_no_examples_say_nothing() -> None:
-    nothing = wilson(0, 0)
-    assert math.isnan(nothing.value)
-    assert (nothing.low, nothing.high) == (0.0, 1.0)
+    for nothing in (wilson(0, 0), clopper_pearson(0, 0)):
+        assert math.isnan(nothing.value)
+        assert (nothing.low, nothing.high) == (0.0, 1.0)
     assert math.isnan(mean(np.array([math.nan])).value)
 
 

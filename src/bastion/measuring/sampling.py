@@ -1,0 +1,141 @@
+"""Accuracy on all examples of a split, or after the whole of an attack, from some examples drawn at random. No torch.
+
+These intervals are about the split itself, not about all images there could be: they shrink to a point when every
+example has been measured.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bastion.errors import BastionError
+from bastion.measuring.intervals import Estimate, log_choose, log_factorials, wilson
+
+Column = np.ndarray[Any, Any]
+
+
+def confidence_sequence(successes: int, n: int, population: int, level: float = 0.95) -> Estimate:
+    """Accuracy on a split of `population` examples, after n in random order: valid however it was decided to stop.
+
+    The prior-posterior-ratio martingale of Waudby-Smith and Ramdas 2020 ("Confidence sequences for sampling without
+    replacement"): with probability `level`, prior / posterior < 1 / (1 - level) at the true number of right examples,
+    for all n at once. Under a uniform prior (beta-binomial with a = b = 1) each number of successes among n is equally
+    likely beforehand, so that prior / posterior = 1 / ((n + 1) likelihood).
+    """
+    _check("confidence_sequence", successes, n, population)
+    factorials = log_factorials(population)
+    right = np.arange(successes, population - (n - successes) + 1)  # of the whole split: what is still possible
+    log_likelihood = (
+        log_choose(factorials, right, successes)
+        + log_choose(factorials, population - right, n - successes)
+        - log_choose(factorials, population, n)
+    )
+    inside = right[math.log(n + 1) + log_likelihood > math.log(1 - level)]
+    return _share(successes, n, int(inside[0]), int(inside[-1]), population)
+
+
+def hypergeometric(successes: int, n: int, population: int, level: float = 0.95) -> Estimate:
+    """Share of successes in a finite population, exact, from n drawn without replacement; n fixed beforehand.
+
+    Both tails are inverted, as Clopper and Pearson do for the binomial distribution: those numbers of successes in the
+    population under which what was seen is not in a tail of (1 - level) / 2.
+    """
+    _check("hypergeometric", successes, n, population)
+    tail = (1 - level) / 2
+    low = _fewest(successes, n, population, tail)
+    high = population - _fewest(n - successes, n, population, tail)
+    return _share(successes, n, low, high, population)
+
+
+def _fewest(successes: int, n: int, population: int, tail: float) -> int:
+    """The smallest number in the population under which so many or more are likelier than `tail`."""
+    low, high = successes, population - (n - successes)
+    factorials = log_factorials(population)
+    while low < high:
+        middle = (low + high) // 2
+        if _upper_tail(factorials, successes, n, population, middle) > tail:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _upper_tail(factorials: Column, successes: int, n: int, population: int, right: int) -> float:
+    """P(X ≥ successes) among n of the population, `right` of which are successes."""
+    counts = np.arange(max(successes, n - (population - right)), min(n, right) + 1)
+    logs = log_choose(factorials, right, counts) + log_choose(factorials, population - right, n - counts)
+    return float(np.exp(logs - log_choose(factorials, population, n)).sum())
+
+
+def _share(successes: int, n: int, low: int, high: int, population: int) -> Estimate:
+    """Near the end successes/n may be no multiple of 1/population, and so a little outside."""
+    bounds = low / population, high / population
+    value = min(max(successes / n, bounds[0]), bounds[1]) if n else math.nan
+    return Estimate(value, *bounds, n)
+
+
+def _check(name: str, successes: int, n: int, population: int) -> None:
+    if not 0 <= successes <= n <= population or population == 0:
+        raise BastionError(
+            f"{name}: expected 0 <= successes <= n <= population, got {successes} of {n} of {population}"
+        )
+
+
+class TwoPhase(NamedTuple):
+    """Accuracy after the whole attack on these n examples, with the interval that sampling alone makes."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    population: Estimate  # the same value with an interval about all images there could be
+
+
+def two_phase(survived: Column, sampled: Column, lost: Column, level: float = 0.95) -> TwoPhase:
+    """Accuracy after two attacks, of which the second was run on a random sample of the first one's survivors.
+
+    Bool columns over the same examples: survived the first attack; was attacked by the second; fell to it. The share
+    of the sample that fell estimates the share of all survivors, with its exact hypergeometric interval. About the
+    population, sampling survivors and drawing examples each get half of 1 - level (Bonferroni): Wilson's intervals of
+    the lowest and the highest accuracy that sampling leaves possible, joined. It is conservative. If every survivor
+    was sampled, it is Wilson's interval itself.
+    """
+    if not len(survived) == len(sampled) == len(lost) > 0 or (sampled & ~survived).any() or (lost & ~sampled).any():
+        raise BastionError("two_phase: only survivors can be sampled, and only sampled examples can be lost")
+    n, survivors, sample, fell = len(survived), int(survived.sum()), int(sampled.sum()), int(lost.sum())
+    here = _remaining(fell, sample, survivors, n, level)
+    if sample == survivors:
+        return TwoPhase(*here, population=wilson(survivors - fell, n, _z(level)))
+    each = (1 + level) / 2
+    possible = _remaining(fell, sample, survivors, n, each)
+    low, high = (wilson(round(n * share), n, _z(each)) for share in (possible.low, possible.high))
+    return TwoPhase(*here, population=Estimate(here.value, low.low, high.high, n))
+
+
+def _remaining(lost: int, sampled: int, survivors: int, n: int, level: float) -> Estimate:
+    if survivors == 0:
+        return Estimate(0.0, 0.0, 0.0, n)
+    share = hypergeometric(lost, sampled, survivors, level)
+    before = survivors / n
+    return Estimate(before * (1 - share.value), before * (1 - share.high), before * (1 - share.low), n)
+
+
+def sample_size(survivors: int, n: int, *, width: float = 0.005, lost_share: float = 0.0) -> int:
+    """How many survivors to sample so that the interval of `two_phase` is no wider than `width` (in accuracy).
+
+    For second attacks to which this share of the survivors falls.
+    """
+    low, high = 1, survivors
+    while low < high:
+        sample = (low + high) // 2
+        after = _remaining(math.ceil(lost_share * sample), sample, survivors, n, level=0.95)
+        low, high = (low, sample) if after.high - after.low <= width else (sample + 1, high)
+    return high
+
+
+def _z(level: float) -> float:
+    return NormalDist().inv_cdf((1 + level) / 2)
