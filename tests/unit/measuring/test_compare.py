@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import bastion
-from bastion import storage
+from bastion import cli, storage
 from bastion.errors import BastionError
 from bastion.measuring.compare import compare, compare_facts
 from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement, write_measurement
@@ -216,6 +219,27 @@ def test_models_of_one_name_are_told_apart(measured: Measured) -> None:
     facts = [measured(name, clean=[1, 0, 1], model="vit") for name in "abc"]
     assert (compare(*facts).reference, compare(*facts).models) == ("a", ["b", "c"])
     assert compare(facts[0], facts[0]).models == ["vit (2)"]
+
+
+def test_the_command_prints_the_table_plain_when_piped_and_in_80_columns_on_a_terminal(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = [
+        measured(name, clean=right(1000, (0, stop)), pgd=right(1000, (0, 9)), aggregates=WORST)
+        for name, stop in (("a", 20), ("b", 995))
+    ]
+    monkeypatch.setattr(sys, "argv", ["bastion", "compare", *(str(each.run.folder) for each in facts)])
+
+    def printed() -> str:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
+        return capsys.readouterr().out
+
+    assert printed() == compare(*facts).table() + "\n"
+    monkeypatch.setattr(cli, "stdout", Console(force_terminal=True, width=80, no_color=True, highlight=False))
+    lines = re.sub(r"\x1b\[\d*m", "", printed()).splitlines()
+    plain = compare(*facts).table().splitlines()
+    assert [line.split() for line in lines] == [line.split() for line in plain]  # nothing is wrapped or cut
 
 
 def test_one_model_is_not_compared(measured: Measured) -> None:
