@@ -130,6 +130,34 @@ def measure(
 
 
 @app.command()
+def compare(
+    models: Annotated[list[str], typer.Argument(help="Measured runs, model folders or zoo/NAME; the reference first.")],
+    suite: Annotated[str | None, typer.Option(help="Which suite, if they were measured with several.")] = None,
+) -> None:
+    """Compare measured models on the same examples: differences with intervals, and what changed each way."""
+    from bastion.measuring.compare import COLUMNS, LEGEND
+    from bastion.measuring.compare import compare as compare_models
+
+    comparison = compare_models(*models, suite=suite)
+    if not stdout.is_terminal:
+        stdout.print(comparison.table(), soft_wrap=True, markup=False)
+        return
+    for model in comparison.models:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column()
+        for name in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for cells in comparison.cells(model):
+            table.add_row(*map(Text, cells))
+        stdout.print(comparison.title(model), markup=False)
+        stdout.print(table)
+        stdout.print()
+    stdout.print(Text(LEGEND, style="dim"))
+    for note in comparison.notes:
+        stdout.print(Text(f"note: {note}", style="yellow"))
+
+
+@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run directories.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),

@@ -81,7 +81,10 @@ def test_rooms_import_only_along_the_arrows(path: Path) -> None:
     assert _imported_rooms(path) <= allowed
 
 
-@pytest.mark.parametrize("module", ["bastion", "bastion.cli", "bastion.reporting.html", "bastion.measuring.facts"])
+@pytest.mark.parametrize(
+    "module",
+    ["bastion", "bastion.cli", "bastion.reporting.html", "bastion.measuring.facts", "bastion.measuring.compare"],
+)
 def test_reading_and_reporting_need_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -40,7 +40,7 @@ def bastion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.Captu
 
 def test_help_names_every_verb_and_needs_no_torch() -> None:
     result = subprocess.run([sys.executable, "-m", "bastion", "--help"], capture_output=True, text=True, check=True)
-    for verb in ("train", "measure", "report", "show", "list", "data", "demo"):
+    for verb in ("train", "measure", "compare", "report", "show", "list", "data", "demo"):
         assert f" {verb} " in result.stdout
     code = "import sys, bastion.cli, bastion.recipe, bastion.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -88,6 +88,8 @@ BAD_INPUT = {
     "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "objective.threat.eps: input should be greater",
     "measure nowhere": "no model 'nowhere': not a run, not a folder with card.json, not zoo/NAME",
     "measure m --data imagefolder:root": "--data imagefolder:root: expected NAME:key=value",
+    "compare nowhere zoo/cifar10-linf-vit": "no model 'nowhere': not a run",
+    "compare zoo/cifar10-linf-vit zoo/cifar10-linf-resnet": "zoo/cifar10-linf-vit: not measured yet",
     "report nowhere": "nowhere: not a run directory (no provenance.json)",
     "show resnet18": "show resnet18: not a recipe, not a run or model folder; unknown model 'resnet18'",
     "show vit/micro --time": "show vit/micro: --time, and --set but for a model's name, are for recipes",

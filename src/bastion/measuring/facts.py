@@ -156,19 +156,22 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        """Made example by example, so that its interval knows that all probes saw the same examples."""
+        return self.estimate(self.aggregate_column(name))
+
+    def aggregate_column(self, name: str) -> Column:
+        """(n,): made example by example, so that its interval knows that all probes saw the same examples."""
         chosen = self.about.aggregates[name]
         for label in chosen.members:
             if f"{label}/{chosen.column}" not in self.columns:
                 raise BastionError(f"aggregates.{name}: the probe '{label}' has no facts '{chosen.column}'")
         columns = [self.columns[f"{label}/{chosen.column}"] for label in chosen.members]
         if chosen.kind == "worst":
-            return self.estimate(np.logical_and.reduce(columns))
+            return np.asarray(np.logical_and.reduce(columns))
         if chosen.kind == "mean":
-            return estimate(np.mean(columns, axis=0))
+            return np.asarray(np.mean(columns, axis=0))
         summed = [~column for column in columns] if chosen.kind == "errors" else columns
         weights = list(chosen.members.values())
-        return estimate(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
+        return np.asarray(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
 
     def two_phase(self, label: str) -> TwoPhase:
         """Of a probe that runs its costly attacks on a sample of the survivors: accuracy after all of them."""

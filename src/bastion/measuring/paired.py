@@ -19,10 +19,10 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * binomial_tail(max(only_a, only_b), changed, 0.5)) if changed else 1.0
 
 
-def paired_difference(a: Column, b: Column, level: float = 0.95) -> Estimate:
+def paired_difference(a: Column, b: Column) -> Estimate:
     """Mean of b less mean of a, over the same examples: Tango's interval for yes and no, the normal one for numbers."""
     if a.dtype == bool and b.dtype == bool:
-        return tango(int((b & ~a).sum()), int((a & ~b).sum()), len(a), level)
+        return tango(int((b & ~a).sum()), int((a & ~b).sum()), len(a))
     return mean(b.astype(np.float64) - a.astype(np.float64))
 
 

@@ -167,7 +167,7 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     n = _count(base, given.split, given.limit)
     check_fit(network, base)
     identity = identify(network, base, given.split)
-    run = create_run(_home(source, given.folder), given.seed)
+    run = create_run(home(source, given.folder), given.seed)
     _check_home(run, identity.weights)
     storage.remove_leftovers(run.folder)
     convert(run)
@@ -300,7 +300,8 @@ def _devices(source: nn.Module | Path) -> tuple[str, ...]:
     return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count())) if best.type == "cuda" else ("cpu",)
 
 
-def _home(source: nn.Module | Path, folder: str | Path | None) -> Path:
+def home(source: nn.Module | Path, folder: str | Path | None = None) -> Path:
+    """The folder of the run that facts of this model go to."""
     if folder is not None:
         return Path(folder)
     if isinstance(source, Path) and _is_run(source.resolve()):

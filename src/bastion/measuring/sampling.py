@@ -38,17 +38,17 @@ def confidence_sequence(successes: int, n: int, population: int, level: float = 
     return _share(successes, n, int(inside[0]), int(inside[-1]), population)
 
 
-def hypergeometric(successes: int, n: int, population: int, level: float = 0.95) -> Estimate:
-    """Share of successes in a finite population, exact, from n drawn without replacement; n fixed beforehand.
+def hypergeometric(successes: int, sample: int, population: int, level: float = 0.95) -> Estimate:
+    """Share of successes in a finite population, exact, from a sample without replacement; its size fixed beforehand.
 
     Both tails are inverted, as Clopper and Pearson do for the binomial distribution: those numbers of successes in the
     population under which what was seen is not in a tail of (1 - level) / 2.
     """
-    _check("hypergeometric", successes, n, population)
+    _check("hypergeometric", successes, sample, population)
     tail = (1 - level) / 2
-    low = _fewest(successes, n, population, tail)
-    high = population - _fewest(n - successes, n, population, tail)
-    return _share(successes, n, low, high, population)
+    low = _fewest(successes, sample, population, tail)
+    high = population - _fewest(sample - successes, sample, population, tail)
+    return _share(successes, sample, low, high, population)
 
 
 def _fewest(successes: int, n: int, population: int, tail: float) -> int:

@@ -1,0 +1,293 @@
+"""Measured models beside the first of them, example by example: what changed, and could it be chance? No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bastion.errors import BastionError, did_you_mean
+from bastion.measuring.convert import convert
+from bastion.measuring.facts import Facts, MeasuredCase, read_measurements
+from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.paired import mcnemar, paired_difference
+from bastion.measuring.store import Column
+from bastion.recipe import differences
+from bastion.run import Run
+from bastion.suite import CORRECT
+
+COLUMNS = ("A", "B", "B - A", "95 % interval", "only A", "only B", "p")
+LEGEND = "only A, only B: examples that only this one gets right; p: exact McNemar test"
+
+
+class Row(NamedTuple):
+    """One accuracy of a model and of the reference, on the n examples that both have."""
+
+    model: str
+    label: str  # of the probe or aggregate
+    n: int
+    reference_accuracy: Estimate
+    accuracy: Estimate
+    difference: Estimate  # the model less the reference
+    gained: int  # examples that only the model gets right; higher, if the numbers of an example are not yes or no
+    lost: int  # that only the reference does
+    p: float | None  # of McNemar's exact test; None for a mean of several probes
+
+
+class Changed(NamedTuple):
+    """Indices in the split."""
+
+    gained: Column
+    lost: Column
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models beside a reference. `rows` are plain data; `table()` is for people."""
+
+    reference: str
+    data: str
+    split: str
+    suite: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    _changed: Mapping[tuple[str, str], Changed] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def models(self) -> list[str]:
+        """All but the reference."""
+        return list(dict.fromkeys(row.model for row in self.rows))
+
+    def changed(self, label: str, model: str | None = None) -> Changed:
+        """Which examples the model gets right and the reference does not, and the other way round."""
+        chosen = model or self.models[0]
+        if (chosen, label) not in self._changed:
+            known = [f"'{label}' of {model}" for model, label in self._changed]
+            raise BastionError(f"compare: no '{label}' of {chosen} was compared; known: {', '.join(known)}")
+        return self._changed[chosen, label]
+
+    def title(self, model: str) -> str:
+        counts = sorted({row.n for row in self.rows if row.model == model})
+        n = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+        return "\n".join(
+            [
+                f"A: {self.reference} (reference)",
+                f"B: {model}",
+                f"{self.data} ({self.split}), suite {self.suite}, n = {n}; accuracies in %",
+            ]
+        )
+
+    def cells(self, model: str) -> list[tuple[str, ...]]:
+        """What the table of one model says, row by row: the label, then one text for each of COLUMNS."""
+        return [_cells(row) for row in self.rows if row.model == model]
+
+    def table(self) -> str:
+        """One table for each model, as plain text."""
+        tables = [f"{self.title(model)}\n{_aligned(self.cells(model))}" for model in self.models]
+        return "\n\n".join([*tables, "\n".join([LEGEND, *(f"note: {note}" for note in self.notes)])])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    low, high = 100 * row.difference.low, 100 * row.difference.high
+    return (
+        row.label,
+        f"{100 * row.reference_accuracy.value:.2f}",
+        f"{100 * row.accuracy.value:.2f}",
+        f"{100 * row.difference.value:+.2f}",
+        f"[{low:+6.2f}, {high:+6.2f}]",
+        str(row.lost),
+        str(row.gained),
+        "" if row.p is None else f"{row.p:.2g}",
+    )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [("", *COLUMNS), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([f"{label:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(cells, widths[1:], strict=True))])
+        for label, *cells in lines
+    )
+
+
+def compare(*models: str | Path | Facts, suite: str | None = None) -> Comparison:
+    """`bastion.compare`: measured models, the first of which is the reference.
+
+    A model is a run directory, what `bastion measure` was given (`zoo/NAME`, a model folder), or facts. Of a run that
+    was measured more than once, those measurements that have most in common are compared, then those of most examples,
+    then the latest.
+    """
+    if len(models) < 2:
+        raise BastionError("compare: give two or more measured models; the first one is the reference")
+    return compare_facts(_matching([_measurements(model, suite) for model in models]))
+
+
+def compare_facts(measurements: Sequence[Facts]) -> Comparison:
+    """The first measurement is the reference of all others."""
+    first, *others = measurements
+    names = _names(measurements)
+    rows: list[Row] = []
+    changed: dict[tuple[str, str], Changed] = {}
+    notes: list[str] = []
+    for name, other in zip(names[1:], others, strict=True):
+        labels = shared(first, other)
+        if not labels:
+            raise BastionError(f"compare: {_nothing_shared((names[0], first), (name, other))}")
+        for label in labels:
+            row, changes = _pair(name, label, first, other)
+            rows.append(row)
+            changed[name, label] = changes
+        notes += _remarks((names[0], first), (name, other), labels, rows[-1].n)
+    doubted = [name for name, facts in zip(names, measurements, strict=True) if facts.warnings()]
+    notes += [f"sanity checks warn about the numbers of {name}; `bastion report` says why" for name in doubted]
+    about = first.about
+    return Comparison(
+        names[0], about.data["name"], about.data["split"], about.suite, tuple(rows), tuple(notes), changed
+    )
+
+
+def shared(a: Facts, b: Facts) -> list[str]:
+    """Labels of the accuracies that are of the same probe with the same settings and seed on the same data."""
+    if a.about.data != b.about.data:
+        return []
+    theirs = {case.label: _question(case) for case in _accuracy_cases(b)}
+    labels = [case.label for case in _accuracy_cases(a) if theirs.get(case.label) == _question(case)]
+    return labels + [
+        name
+        for name, each in a.about.aggregates.items()
+        if each.is_accuracy and each == b.about.aggregates.get(name) and each.members.keys() <= set(labels)
+    ]
+
+
+def _accuracy_cases(facts: Facts) -> list[MeasuredCase]:
+    return [case for case in facts.about.cases if case.kind == "probes" and CORRECT in case.columns]
+
+
+def _question(case: MeasuredCase) -> str:
+    """A case's folder is named by the settings and versions of the probe, the seed and the variant of the data."""
+    return case.store.rpartition("/")[2]
+
+
+def _pair(model: str, label: str, first: Facts, other: Facts) -> tuple[Row, Changed]:
+    index, ours, theirs = np.intersect1d(_index(first, label), _index(other, label), return_indices=True)
+    a, b = _column(first, label)[ours], _column(other, label)[theirs]
+    changes = Changed(index[b > a], index[b < a])
+    gained, lost = len(changes.gained), len(changes.lost)
+    p = mcnemar(gained, lost) if a.dtype == bool else None
+    return Row(model, label, len(a), estimate(a), estimate(b), paired_difference(a, b), gained, lost, p), changes
+
+
+def _column(facts: Facts, label: str) -> Column:
+    return facts.aggregate_column(label) if label in facts.about.aggregates else facts.correct(label)
+
+
+def _index(facts: Facts, label: str) -> Column:
+    aggregate = facts.about.aggregates.get(label)
+    return facts.columns[f"{next(iter(aggregate.members)) if aggregate else label}/index"]
+
+
+def _remarks(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], n: int) -> list[str]:
+    """What the reader must know of the examples and probes that were left out."""
+    (ours, first), (theirs, other) = a, b
+    said = []
+    if first.n != other.n:
+        said.append(f"{ours} has {first.n} examples, {theirs} {other.n}: compared on the {n} that both have")
+    rest = dict.fromkeys(label for facts in (first, other) for label in _accuracies(facts) if label not in labels)
+    if rest:
+        said.append(f"{theirs}: not measured alike, so not compared: {', '.join(rest)}")
+    return said
+
+
+def _accuracies(facts: Facts) -> list[str]:
+    aggregates = [name for name, each in facts.about.aggregates.items() if each.is_accuracy]
+    return [case.label for case in _accuracy_cases(facts)] + aggregates
+
+
+def _nothing_shared(a: tuple[str, Facts], b: tuple[str, Facts]) -> str:
+    """Why two measurements cannot be compared, in one line."""
+    (ours, first), (theirs, other) = a, b
+    one, two = first.about, other.about
+    for key, what in (("split", "split"), ("name", "data set")):
+        if one.data[key] != two.data[key]:
+            told = f"{ours} was measured on the {what} {one.data[key]}, {theirs} on {two.data[key]}"
+            return f"{told}; measure both on the same"
+    if one.data != two.data:
+        return f"{ours} and {theirs} were measured on different images of {one.data['name']}; measure both on the same"
+    if one.seed != two.seed:
+        return f"{ours} was measured with seed {one.seed}, {theirs} with {two.seed}; measure both with the same"
+    specs = {case.label: case.spec for case in _accuracy_cases(other)}
+    for case in _accuracy_cases(first):
+        if changes := differences(case.spec, specs.get(case.label, case.spec)):
+            return f"'{case.label}' has other settings in {theirs} than in {ours} ({changes[0]}); measure both alike"
+    probes = [", ".join(_accuracies(facts)) or "no accuracy" for facts in (first, other)]
+    return f"nothing in common: {ours} has {probes[0]}; {theirs} has {probes[1]}; measure both with the same suite"
+
+
+def _names(measurements: Sequence[Facts]) -> list[str]:
+    """The models' names; if some are equal, those of the runs, their folders, or with the weights."""
+    ways: list[Callable[[Facts], str]] = [
+        lambda facts: facts.about.model,
+        lambda facts: facts.run.name,
+        lambda facts: str(facts.run.folder),
+        lambda facts: f"{facts.about.model} {facts.about.weights[:8]}",
+    ]
+    for way in ways:
+        names = [way(facts) for facts in measurements]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{facts.about.model} ({number})" for number, facts in enumerate(measurements, 1)]
+
+
+def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
+    """All of the model as it is now; of this suite, if one is given."""
+    if isinstance(model, Facts):
+        return [model]
+    run = _find_run(model)
+    convert(run)
+    weights = (run.card() or {}).get("weights")
+    found = [facts for facts in read_measurements(run) if weights in (None, facts.about.weights)]
+    if not found:
+        raise _unmeasured(model, suite)
+    chosen = [facts for facts in found if suite in (None, facts.about.suite)]
+    if not chosen:
+        known = {facts.about.suite for facts in found}
+        raise BastionError(f"{model}: not measured with the suite '{suite}'{did_you_mean(suite, known)}")
+    return chosen
+
+
+def _find_run(model: str | Path) -> Run:
+    if (run := Run(Path(model))).exists():
+        return run
+    from bastion.measuring.runner import home  # these two need torch
+    from bastion.models.load import locate
+
+    run = Run(home(locate(model)))
+    if not run.exists():
+        raise _unmeasured(model, None)
+    return run
+
+
+def _unmeasured(model: str | Path, suite: str | None) -> BastionError:
+    return BastionError(f"{model}: not measured yet; run `bastion measure {model} --suite {suite or 'demo'}` first")
+
+
+def _matching(candidates: Sequence[list[Facts]]) -> list[Facts]:
+    """One measurement of each model: those that have most in common with one of the first model's."""
+    suites = set.intersection(*({facts.about.suite for facts in each} for each in candidates))
+    if len(suites) > 1:
+        raise BastionError(f"compare: all were measured with {', '.join(sorted(suites))}; choose one with --suite")
+    first, *others = [[facts for facts in each if not suites or facts.about.suite in suites] for each in candidates]
+
+    def likeness(a: Facts, b: Facts) -> tuple[int, int, str]:
+        return len(shared(a, b)), min(a.n, b.n), b.about.created
+
+    def with_matches(a: Facts) -> list[Facts]:
+        return [a, *(max(each, key=lambda b: likeness(a, b)) for each in others)]
+
+    def merit(matched: list[Facts]) -> tuple[tuple[int, int, str], str]:
+        return min(likeness(matched[0], other) for other in matched[1:]), matched[0].about.created
+
+    return max(map(with_matches, first), key=merit)
