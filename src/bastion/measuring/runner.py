@@ -34,6 +34,7 @@ from bastion.measuring.facts import (
     write_measurement,
 )
 from bastion.measuring.identity import Identity, device_of, identify, one_thread, read_identity
+from bastion.measuring.published import published
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
 from bastion.models import checkpoint
 from bastion.models.load import best_device, locate
@@ -89,7 +90,7 @@ def measure(
     worker = Worker(job, network, {data_key(chosen.data): base})
     for case in worker.cases:
         _count(worker.data(case), split, n)
-        check_fit(network, worker.data(case))
+        check_fit(worker.model_for(case).given, worker.data(case))
     todo = worker.open_tasks(n)
     count = workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1)
     total = sum(map(len, (worker.positions(case, n) for case in worker.cases)))
@@ -101,11 +102,16 @@ def measure(
             _in_this_process(worker, todo, stop, advance)
     for case in worker.cases:
         worker.store(case).merge()
-    return write_measurement(run, _about(worker, n, source, suite, identity), anew=bool(todo))
+    return write_measurement(run, _about(worker, n, source, suite, identity, run), anew=bool(todo))
 
 
 def _about(
-    worker: Worker, n: int, source: nn.Module | Path, suite: Suite | Mapping[str, Any] | str | Path, identity: Identity
+    worker: Worker,
+    n: int,
+    source: nn.Module | Path,
+    suite: Suite | Mapping[str, Any] | str | Path,
+    identity: Identity,
+    run: Run,
 ) -> Measurement:
     job, first = worker.job, worker.data(worker.cases[0])
     chosen = job.suite
@@ -126,6 +132,8 @@ def _about(
                 spec=canonical(built),
                 at=case.at,
                 threat=MeasuredThreat(**asdict(threat)) if threat else None,
+                radii=chosen.curves.get(case.base, ()),
+                adapted_to=None if worker.model_for(case) is worker.model else worker.data(case).shape[1],
                 members=described.members if described else (),
                 columns=tuple(store.columns()),
                 meanings=dict(built.facts),
@@ -144,6 +152,7 @@ def _about(
             name: MeasuredAggregate(kind=each.kind, members=chosen.members(name), column=each.column)
             for name, each in chosen.aggregates.items()
         },
+        published=published(run.recipe(), chosen, cases, identity.data),
         origins=tuple(origins),
     )
 
