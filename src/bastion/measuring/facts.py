@@ -66,7 +66,10 @@ class Published(_Part):
 
     numbers: dict[str, float]  # by label, as fractions
     source: str  # `Table 1 of Tang et al. 2022`
-    note: str = ""
+    note: str = ""  # such as why no right attack can meet them
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, [self.source, self.note]))
 
 
 class Measurement(_Part):
@@ -269,7 +272,9 @@ class Facts:
         }
 
     def _remarks(self) -> list[str]:
-        mixed = [f"note: {text}" for text in [mixture(self.about), adaptation(self.about), _source(self.about)] if text]
+        mixed = [f"note: {text}" for text in [mixture(self.about), adaptation(self.about)] if text]
+        if self.about.published:
+            mixed.append(f"paper: {self.about.published}")
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning", *mixed]
         return [*map(str, self.warnings()), *mixed]
@@ -280,13 +285,6 @@ def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     width = max([16, *(len(label) for label, _, _ in rows)])
     middle = max([0, *(len(threat) for _, threat, _ in rows)])
     return [f"{label:<{width}} {threat:<{middle}}{' ' if middle else ''}{text}" for label, threat, text in rows]
-
-
-def _source(about: Measurement) -> str:
-    """Where the paper's numbers are from, and what is to know about them."""
-    if about.published is None:
-        return ""
-    return f"paper: {about.published.source}" + (f"; {about.published.note}" if about.published.note else "")
 
 
 def adaptation(about: Measurement) -> str:
