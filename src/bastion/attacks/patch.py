@@ -252,8 +252,8 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
             logits = forward.logits(model, x)
     except BastionError as error:
         raise BastionError(
-            f"{where}: needs the attention maps of the model; {error}; take another attack, or leave the probe out of the "
-            "suite (--set probes.LABEL=null)"
+            f"{where}: needs the attention maps of the model; {error}; take another attack, or leave the probe out of "
+            "the suite (--set probes.LABEL=null)"
         ) from error
     maps = [
         _on_the_image(attention.mean(1), x)
