@@ -32,6 +32,7 @@ Kind = Literal["probes", "studies"]
 Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
 CORRECT = "correct"  # the column of facts that accuracies are made of
 AGGREGATES = ("worst", "mean", "errors", "sum")
+LABELLED = ("probes", "studies", "aggregates", "curves")  # what has labels, and may be left out by them
 
 
 def _listed(value: Any) -> Any:
@@ -222,7 +223,7 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
     """A suite by its shipped name (`demo`) or file, or what such a file would say.
 
     A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis, `probes.LABEL=null`
-    leaves a probe out. Any other change makes it another protocol than the paper's.
+    leaves a probe out, and so for aggregates. Any other change makes it another protocol than the paper's.
     """
     wanted = parse_changes(changes, Suite)
 
@@ -231,20 +232,18 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
         to_axes = {key: {"to": value} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
         changed = merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
-        changed |= {kind: _without_null(changed[kind]) for kind in get_args(Kind) if kind in changed}
+        changed |= {part: _without_null(changed[part]) for part in LABELLED if part in changed}
         return changed if not rest or _only_leaves_out(rest) else {**changed, "paper": ""}
 
     return load_yaml(Suite, "suite", name, on_top)
 
 
 def _without_null(members: Any) -> Any:
-    return (
-        {label: spec for label, spec in members.items() if spec is not None}
-        if isinstance(members, Mapping)
-        else members
-    )
+    if not isinstance(members, Mapping):
+        return members
+    return {label: member for label, member in members.items() if member is not None}
 
 
 def _only_leaves_out(changes: Mapping[str, Any]) -> bool:
     """What is measured besides is still what the suite says."""
-    return changes.keys() <= set(get_args(Kind)) and not any(map(_without_null, changes.values()))
+    return changes.keys() <= set(LABELLED) and not any(map(_without_null, changes.values()))

@@ -90,6 +90,9 @@ def test_settings_of_one_axis_move_together_each_by_its_factor() -> None:
 def test_a_change_may_leave_a_probe_out_and_any_other_makes_it_no_longer_the_papers() -> None:
     suite = load_suite("guo2023", ["probes.patch-fool=null", "size=4"])
     assert "patch-fool" not in suite.probes and suite.paper == "Guo et al. 2023"
+    with pytest.raises(BastionError, match="aggregates.worst-case: no probe 'autoattack'"):
+        load_suite("tang2022", "probes.autoattack=null")
+    assert load_suite("tang2022", ["probes.autoattack=null", "aggregates.worst-case=null"]).aggregates == {}
     assert load_suite("guo2023", "probes.pgd-5.attack.steps=10").paper == ""
 
 
