@@ -9,7 +9,8 @@
       worst case: {worst: [clean, pgd]}                                # right under all of them
 
 `role` and `data` beside a probe's own settings say what its facts are, and change the data set for this probe alone:
-`fog: {name: accuracy, role: corruption, data: {corruption: fog, severity: 3}}`. No torch.
+`fog: {name: accuracy, role: corruption, data: {corruption: fog, severity: 3}}`. Settings that move together are one
+axis, each with its factor: `size: {set: {data.size: 1, probes.pgd.threat.eps: 1/112}, to: [192, 224]}`. No torch.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ Kind = Literal["probes", "studies"]
 Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
 CORRECT = "correct"  # the column of facts that accuracies are made of
 AGGREGATES = ("worst", "mean", "errors", "sum")
+LABELLED = ("probes", "studies", "aggregates", "curves")  # what has labels, and may be left out by them
 
 
 def _listed(value: Any) -> Any:
@@ -42,11 +44,20 @@ def _one_or_several(kind: Any) -> BeforeValidator:
     return BeforeValidator(_listed, json_schema_input_type=kind | list[kind] if kind is not Any else Any)
 
 
+def _with_factors(value: Any) -> Any:
+    """One path, several, or each with the factor that values are multiplied by."""
+    return value if isinstance(value, Mapping) else dict.fromkeys(_listed(value), 1)
+
+
 class Axis(Section):
     """A setting that takes several values: each of them, with each of the other axes' values, makes a variant."""
 
     # data.KEY, probes.LABEL.KEY, probes.LABEL.data.KEY or studies.LABEL.KEY
-    set: Annotated[tuple[str, ...], MinLen(1), _one_or_several(str)]
+    set: Annotated[
+        dict[str, float],
+        MinLen(1),
+        BeforeValidator(_with_factors, json_schema_input_type=str | list[str] | dict[str, float]),
+    ]
     to: Annotated[tuple[Any, ...], MinLen(1), _one_or_several(Any)]
 
     @model_validator(mode="after")
@@ -55,11 +66,17 @@ class Axis(Section):
             first, *rest = path.split(".")
             if first not in ("data", *get_args(Kind)) or not all(rest) or len(rest) < (1 if first == "data" else 2):
                 raise ValueError(f"set: expected data.KEY, probes.LABEL.KEY or studies.LABEL.KEY, got '{path}'")
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.to)
+        if not numbers and any(factor != 1 for factor in self.set.values()):
+            raise ValueError(f"set: factors are for numbers, got {', '.join(map(str, self.to))}")
         return self
 
     def reaches(self, kind: Kind, label: str) -> list[str]:
         """Those of its paths that change what this probe or study does."""
         return [path for path in self.set if path.startswith(("data.", f"{kind}.{label}."))]
+
+    def scaled(self, path: str, value: Any) -> Any:
+        return value if self.set[path] == 1 else value * self.set[path]
 
 
 class Aggregate(Section):
@@ -105,11 +122,14 @@ class Case:
 
 class Suite(Section):
     about: str = ""
+    paper: str = ""  # whose protocol it is: recipes of this paper have published numbers by the suite's labels
+    adapt_size: bool = False  # fit the model to variants of another size: position embeddings are interpolated
     axes: dict[str, Axis] = Field(default_factory=dict)
     data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on
     probes: dict[str, Annotated[Spec, plugin("probe")]] = Field(default_factory=dict)
     studies: dict[str, Annotated[Spec, plugin("study")]] = Field(default_factory=dict)
     aggregates: dict[str, Aggregate] = Field(default_factory=dict)
+    curves: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # of probes with distances: accuracy at radii
 
     @model_validator(mode="after")
     def _labels(self) -> Suite:
@@ -132,6 +152,9 @@ class Suite(Section):
                 raise ValueError(f"'{label}': two rows would have this label; choose other labels or values")
         for name in self.aggregates:
             self.members(name)
+        for label in self.curves:
+            if label not in self.probes:
+                raise ValueError(f"curves.{label}: no probe '{label}' in this suite")
         return self
 
     def cases(self) -> list[Case]:
@@ -160,8 +183,9 @@ class Suite(Section):
         plain = {"data": self.data, kind: {label: getattr(self, kind)[label].plain()}}
         for values in itertools.product(*(self.axes[name].to for name in axes)):
             content = plain
-            for (_, paths), value in zip(axes.items(), values, strict=True):
+            for (name, paths), chosen in zip(axes.items(), values, strict=True):
                 for path in paths:
+                    value = self.axes[name].scaled(path, chosen)
                     own = path.removeprefix(f"{kind}.{label}.")  # a label may have dots in it
                     change: dict[str, Any] = nested(path, value)
                     if own != path:
@@ -198,7 +222,8 @@ def written(value: Any) -> str:
 def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
     """A suite by its shipped name (`demo`) or file, or what such a file would say.
 
-    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis.
+    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis, `probes.LABEL=null`
+    leaves a probe out, and so for aggregates. Any other change makes it another protocol than the paper's.
     """
     wanted = parse_changes(changes, Suite)
 
@@ -206,6 +231,19 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
         axes = content.get("axes") or {}
         to_axes = {key: {"to": value} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
-        return merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
+        changed = merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
+        changed |= {part: _without_null(changed[part]) for part in LABELLED if part in changed}
+        return changed if not rest or _only_leaves_out(rest) else {**changed, "paper": ""}
 
     return load_yaml(Suite, "suite", name, on_top)
+
+
+def _without_null(members: Any) -> Any:
+    if not isinstance(members, Mapping):
+        return members
+    return {label: member for label, member in members.items() if member is not None}
+
+
+def _only_leaves_out(changes: Mapping[str, Any]) -> bool:
+    """What is measured besides is still what the suite says."""
+    return changes.keys() <= set(LABELLED) and not any(map(_without_null, changes.values()))

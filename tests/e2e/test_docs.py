@@ -21,6 +21,7 @@ PAGES = [
     "docs/training.md",
     "docs/extend.md",
     "docs/sanity.md",
+    "docs/suites.md",
     "docs/attacks.md",
     "docs/costs.md",
     "docs/intervals.md",

@@ -76,6 +76,26 @@ def test_an_axis_reaches_a_probe_whose_label_has_a_dot() -> None:
     assert [case.spec["threat"]["eps"] for case in cases] == [0.1, 0.2]
 
 
+def test_settings_of_one_axis_move_together_each_by_its_factor() -> None:
+    paths = {"data.size": 1, "probes.pgd.threat.eps": 1 / 112}
+    suite = {"axes": {"size": {"set": paths, "to": [192, 224]}}, "probes": {"pgd": PGD}}
+    assert [(case.label, case.data, case.spec["threat"]["eps"]) for case in load_suite(suite).cases()] == [
+        ("pgd size=192", {"size": 192}, pytest.approx(12 / 7)),
+        ("pgd size=224", {"size": 224}, pytest.approx(2)),
+    ]
+    with pytest.raises(BastionError, match="factors are for numbers, got small, large"):
+        load_suite({"axes": {"size": {"set": paths, "to": ["small", "large"]}}, "probes": {"pgd": PGD}})
+
+
+def test_a_change_may_leave_a_probe_out_and_any_other_makes_it_no_longer_the_papers() -> None:
+    suite = load_suite("guo2023", ["probes.patch-fool=null", "size=4"])
+    assert "patch-fool" not in suite.probes and suite.paper == "Guo et al. 2023"
+    with pytest.raises(BastionError, match="aggregates.worst-case: no probe 'autoattack'"):
+        load_suite("tang2022", "probes.autoattack=null")
+    assert load_suite("tang2022", ["probes.autoattack=null", "aggregates.worst-case=null"]).aggregates == {}
+    assert load_suite("guo2023", "probes.pgd-5.attack.steps=10").paper == ""
+
+
 def test_variants_that_would_look_alike_are_refused() -> None:
     axis = {"eps": {"set": "probes.pgd.threat.eps", "to": [0.010001, 0.010002]}}
     with pytest.raises(BastionError, match="'pgd eps=0.01': two rows would have this label"):
@@ -117,6 +137,7 @@ def test_a_role_may_be_given() -> None:
         ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "a.b", "to": 1}}}, "expected data.KEY, probes.LABEL.KEY"),
         ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "probes.b.eps", "to": 1}}}, "axes.e: no probe or study"),
         ({"probes": {"a": "accuracy"}, "axes": {"e": {"set": "data.size"}}}, "axes.e.to: missing"),
+        ({"probes": {"a": "accuracy"}, "curves": {"b": [0.1]}}, "curves.b: no probe 'b' in this suite"),
     ],
 )
 def test_mistakes_are_told_with_their_place(content: dict[str, Any], message: str) -> None:

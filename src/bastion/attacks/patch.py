@@ -31,6 +31,7 @@ class PatchPGD(Attack):
     """PGD (Madry et al. 2018) on chosen patches; the threat bounds the pixels inside, linf 1 leaves them free."""
 
     patches: AtLeastOne = 1
+    share: Share | None = None  # of all patches, instead of a number of them
     size: AtLeastOne = 8  # side of a patch in pixels
     choose: Choice = "gradient"
     steps: Count = 20
@@ -46,7 +47,8 @@ class PatchPGD(Attack):
         size = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(steps, 1))
         grid, best = Grid.of(x0, self.size), Best(x0)
         best.offer(x0, *evaluate(model, batch, loss))
-        draws = masks(model, batch, grid, self.choose, self.patches, seed=seed, where="patch-pgd", times=self.restarts)
+        count = grid.share(self.share) if self.share is not None else self.patches
+        draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-pgd", times=self.restarts)
         for restart, mask in enumerate(draws):
             draw = rng.key("patch-pgd", restart)
             x = random_patch(threat, x0, mask, batch.index, seed=seed, draw=draw) if self.random_start else x0
@@ -95,12 +97,43 @@ class PatchOcclusion(Attack):
         model, batch = check_batch(model, batch, "patch-occlusion")
         x0 = batch.x
         grid = Grid.of(x0, self.size)
-        count = max(1, round(self.share * grid.count))
+        count = grid.share(self.share)
         draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-occlusion", times=self.draws)
         candidates = (
             threat.project(x0, torch.where(mask, _noise(x0, batch.index, seed, number), x0))
             for number, mask in enumerate(draws)
         )
+        return _worst(model, batch, candidates, LOSSES[self.loss])
+
+
+@attacks.register("patch-gaussian")
+@settings
+class PatchGaussian(Attack):
+    """Gaussian noise added to a share of the patches and clipped (Fig. 1 of RSPC); the worst of `draws` is kept.
+
+    The default is the strongest noise of ImageNet-C. It is brought into the threat's set; linf 1 leaves it as it is.
+    """
+
+    sigma: Positive = 0.38
+    share: Share = 0.1  # of the patches; at least one patch
+    size: AtLeastOne = 8
+    choose: Choice = "random"
+    draws: AtLeastOne = 1  # random patches are drawn anew for each
+    loss: LossName = "ce"
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        model, batch = check_batch(model, batch, "patch-gaussian")
+        x0 = batch.x
+        grid = Grid.of(x0, self.size)
+        count = grid.share(self.share)
+        draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-gaussian", times=self.draws)
+
+        def noisy(number: int) -> Tensor:
+            draw = rng.key("patch-gaussian", number)
+            noise = rng.normal(seed, batch.index, draw, x0.shape[1:], dtype=x0.dtype)
+            return (x0 + self.sigma * noise).clamp(0, 1)
+
+        candidates = (threat.project(x0, torch.where(mask, noisy(number), x0)) for number, mask in enumerate(draws))
         return _worst(model, batch, candidates, LOSSES[self.loss])
 
 
@@ -126,6 +159,10 @@ class Grid:
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    def share(self, share: float) -> int:
+        """So many patches are this share of all, at least one."""
+        return max(1, round(share * self.count))
 
     def numbers(self, device: torch.device) -> Tensor:
         """(H, W) the patch that each pixel belongs to."""
@@ -214,7 +251,10 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
         with model.tap("attention", "blocks") as taps:
             logits = forward.logits(model, x)
     except BastionError as error:
-        raise BastionError(f"{where}: needs the attention maps of the model; {error}") from error
+        raise BastionError(
+            f"{where}: needs the attention maps of the model; {error}; take another attack, or leave the probe out of "
+            "the suite (--set probes.LABEL=null)"
+        ) from error
     maps = [
         _on_the_image(attention.mean(1), x)
         for name, attention in taps.attention.items()

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from bastion import rng
 from bastion.attacks import attacks
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, divergence, fitting, likeliest_wrong
+from bastion.errors import BastionError
 from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad, precise, predict, record_zero_grad
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
-from bastion.threat import Threat
+from bastion.threat import SAFETY, Threat, length
 from bastion.types import Attack, Batch
 
 
@@ -35,6 +36,7 @@ class PGD(Attack):
     targets: Count = 0
     momentum: NotNegative = 0.0  # MI-FGSM's decay: steps along a running sum of gradients, each scaled to mean |g| = 1
     sparsity: Share = 0.01  # l1 only: the share of coordinates that a step moves
+    dense: bool = False  # l1 only: steps along the whole gradient, as ART's; much weaker, for comparison with papers
     keep: Literal["best", "last"] = "best"  # "last" saves a forward pass, for training
 
     def __post_init__(self) -> None:
@@ -50,6 +52,8 @@ class PGD(Attack):
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "pgd")
+        if self.dense and threat.norm != "l1":
+            raise BastionError(f"pgd: dense is about l1 steps, the threat is {threat.norm}; leave it out")
         best = Best(batch.x) if self.keep == "best" else None
         offers_clean = best is not None and (self.random_start or self.steps == 0)
         if offers_clean or self.targets or self.loss in ("kl", "dlr"):
@@ -67,6 +71,7 @@ class PGD(Attack):
                 steps=self.steps,
                 size=self._size(threat),
                 sparsity=self.sparsity,
+                dense=self.dense,
                 momentum=self.momentum,
                 best=best,
             )
@@ -109,6 +114,7 @@ def ascend(
     steps: int,
     size: float,
     sparsity: float,
+    dense: bool = False,
     momentum: NotNegative = 0.0,
     mask: Tensor | None = None,
     best: Best | None = None,
@@ -123,10 +129,24 @@ def ascend(
         if best is not None:
             best.offer(x, value, wrong)
         velocity = accumulated(velocity, gradient, momentum) if momentum else gradient
-        x = threat.project(batch.x, threat.step(x, velocity, size, sparsity))
+        if dense:
+            x = dense_step(batch.x, x, velocity, size, threat.eps)
+        else:
+            x = threat.project(batch.x, threat.step(x, velocity, size, sparsity))
     if best is not None:
         best.offer(x, *evaluate(model, batch.at(x), loss))
     return x
+
+
+def dense_step(x0: Tensor, x: Tensor, gradient: Tensor, size: float, eps: float) -> Tensor:
+    """ART's l1 step: x moves along the whole gradient, of l1 length `size`; a longer offset than eps is scaled down.
+
+    On a linear loss w a step gains size·‖w‖₂²/‖w‖₁, where the steepest one gains size·‖w‖_∞.
+    """
+    moved = x + size * gradient / length("l1", gradient).clamp(min=1e-30).view(-1, 1, 1, 1)
+    offset = moved - x0
+    scale = (SAFETY * eps / length("l1", offset.double()).clamp(min=1e-30)).clamp(max=1).to(x.dtype)
+    return (x0 + scale.view(-1, 1, 1, 1) * offset).clamp(0, 1)
 
 
 @attacks.register("fgsm")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class MeasuredCase(_Part):
     spec: dict[str, Any]
     at: dict[str, Any] = {}  # the values of the suite's axes
     threat: MeasuredThreat | None = None
+    radii: tuple[float, ...] = ()  # that its curve of accuracy is shown at
+    adapted_to: int | None = None  # pixels of the images' side: positions of the model were interpolated for it
     members: tuple[str, ...] = ()  # of an ensemble of attacks
     columns: tuple[str, ...]
     meanings: dict[str, str] = {}
@@ -60,6 +62,17 @@ class MeasuredAggregate(_Part):
     @property
     def is_accuracy(self) -> bool:
         return self.kind in ("worst", "mean") and self.column == CORRECT
+
+
+class Published(_Part):
+    """What a paper printed for the recipe that the run was trained with."""
+
+    numbers: dict[str, float]  # by label, as fractions
+    source: str  # `Table 1 of Tang et al. 2022`
+    note: str = ""  # such as why no right attack can meet them
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, [self.source, self.note]))
 
 
 class Measurement(_Part):
@@ -80,6 +93,7 @@ class Measurement(_Part):
     population: int | None = Field(None, ge=1)
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}
+    published: Published | None = None
     origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
     summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
 
@@ -218,6 +232,18 @@ class Facts:
             for number, name in enumerate(members)
         }
 
+    def curve(self, label: str, radii: Sequence[float]) -> dict[float, Estimate]:
+        """The security curve: accuracy at each radius, from the distances of one search per example.
+
+        An example is right at a radius if the nearest adversarial example is further away; clean mistakes have
+        distance 0. An upper bound at every radius, as any attack's accuracy is.
+        """
+        case = self.case(label)
+        if "distance" not in case.columns or CORRECT in case.columns:
+            raise BastionError(f"curve: '{label}' does not tell the smallest distance; the probe distortion does")
+        distance = self.columns[f"{label}/distance"]
+        return {radius: estimate((distance > radius) & (distance > 0)) for radius in radii}
+
     def pictures(self, label: str) -> dict[str, Column]:
         """Kept of the first examples: `position`, and whatever the probe shows."""
         case = self.case(label)
@@ -233,22 +259,23 @@ class Facts:
         return sanity.warnings({name: self.columns[name] for name in self.columns if sanity.is_check(name)})
 
     def table(self) -> str:
-        """Accuracy with its 95 % interval, per probe and aggregate, and the warnings, as text."""
-        lines: list[tuple[str, Estimate]] = []
+        """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text."""
+        rows: list[tuple[str, str, str]] = []
         for label, accuracy in self.accuracies().items():
-            lines.append((label, accuracy))
+            rows.append((label, self._threat(label), _percentages(accuracy) + self._printed(label)))
             if label in self.labels:
-                lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
-        lines += self.errors().items()
-        texts = [(label, _percentages(each)) for label, each in lines]
+                rows += [(f"  {stage}", "", _percentages(after)) for stage, after in self.stages(label).items()]
+        rows += [(name, "", _percentages(each) + self._printed(name)) for name, each in self.errors().items()]
         for label, phased in self.two_phases().items():
-            texts += [(label, _percentages(phased.population)), ("", self._phases(label, phased))]
-        texts += [*self._distances().items(), *self._scalars().items()]
-        width = max(16, *(len(label) for label, _ in texts))
+            rows += [
+                (label, self._threat(label), _percentages(phased.population)),
+                ("", "", self._phases(label, phased)),
+            ]
+        rows += self._distances()
+        rows += [(name, "", text) for name, text in self._scalars().items()]
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
-        rows = [f"{label:<{width}} {text}" for label, text in texts]
-        return "\n".join([head, *rows, *self._remarks()])
+        return "\n".join([head, *_aligned(rows), *self._remarks()])
 
     def _phases(self, label: str, phased: TwoPhase) -> str:
         survived, sampled, lost = (int(self.columns[f"{label}/{name}"].sum()) for name in PHASES)
@@ -257,15 +284,25 @@ class Facts:
             f"{100 * phased.low:.2f} to {100 * phased.high:.2f} %"
         )
 
-    def _distances(self) -> dict[str, str]:
+    def _threat(self, label: str) -> str:
+        case = self.case(label) if label in self.labels else None
+        return str(case.threat) if case and case.threat else ""
+
+    def _printed(self, label: str) -> str:
+        numbers = self.about.published.numbers if self.about.published else {}
+        return f"  paper {100 * numbers[label]:.1f}" if label in numbers else ""
+
+    def _distances(self) -> Iterator[tuple[str, str, str]]:
         """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
-        told = {}
-        for label in self.labels:
-            if f"{label}/distance" in self.columns and f"{label}/{CORRECT}" not in self.columns:
-                distance = self.columns[f"{label}/distance"]
+        for case in self.about.cases:
+            if case.kind == "probes" and "distance" in case.columns and CORRECT not in case.columns:
+                distance = self.columns[f"{case.label}/distance"]
                 rest = int(np.isinf(distance).sum())
-                told[label] = f"median distance {np.median(distance):.4g}, {rest} not fooled   n = {len(distance)}"
-        return told
+                text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
+                norm = str(case.spec.get("norm", ""))
+                yield case.label, NORMS.get(norm, norm), text
+                for radius, accuracy in self.curve(case.label, case.radii).items():
+                    yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
 
     def _scalars(self) -> dict[str, str]:
         """Of studies that are one number."""
@@ -277,7 +314,9 @@ class Facts:
         }
 
     def _remarks(self) -> list[str]:
-        mixed = [f"note: {text}" for text in [self._stopped(), mixture(self.about)] if text]
+        mixed = [f"note: {text}" for text in [self._stopped(), mixture(self.about), adaptation(self.about)] if text]
+        if self.about.published:
+            mixed.append(f"paper: {self.about.published}")
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning", *mixed]
         return [*map(str, self.warnings()), *mixed]
@@ -291,8 +330,21 @@ class Facts:
         )
 
 
+def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Label, threat and numbers, one below the other."""
+    width = max([16, *(len(label) for label, _, _ in rows)])
+    middle = max([0, *(len(threat) for _, threat, _ in rows)])
+    return [f"{label:<{width}} {threat:<{middle}}{' ' if middle else ''}{text}" for label, threat, text in rows]
+
+
+def adaptation(about: Measurement) -> str:
+    """To what sizes the model was adapted, if it was."""
+    sizes = sorted({case.adapted_to for case in about.cases if case.adapted_to})
+    return f"the model's positions were interpolated for images of {', '.join(map(str, sizes))} pixels" if sizes else ""
+
+
 def _percentages(e: Estimate) -> str:
-    return f"{100 * e.value:6.2f} %   [{100 * e.low:5.2f}, {100 * e.high:5.2f}]   n = {e.n}"
+    return f"{100 * e.value:6.2f} %  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"
 
 
 def mixture(about: Measurement) -> str:

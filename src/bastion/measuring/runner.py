@@ -34,6 +34,7 @@ from bastion.measuring.facts import (
 )
 from bastion.measuring.identity import Identity, device_of, identify
 from bastion.measuring.order import Limits, Tally, measured_positions, shuffled
+from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
 from bastion.models import checkpoint
@@ -187,7 +188,7 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     worker = Worker(job, network, {data_key(suite.data): base})
     for case in worker.cases:
         _count(worker.data(case), given.split, n)
-        check_fit(network, worker.data(case))
+        check_fit(worker.model_for(case).given, worker.data(case))
     return _Plan(given, source, run, identity, worker, order, _tally(worker, order))
 
 
@@ -268,6 +269,8 @@ def _about(plan: _Plan, n: int) -> Measurement:
                 spec=canonical(built),
                 at=case.at,
                 threat=MeasuredThreat(**asdict(threat)) if threat else None,
+                radii=suite.curves.get(case.base, ()),
+                adapted_to=None if worker.model_for(case) is worker.model else worker.data(case).shape[1],
                 members=described.members if described else (),
                 columns=tuple(store.columns()),
                 meanings=dict(built.facts),
@@ -288,6 +291,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
             name: MeasuredAggregate(kind=each.kind, members=suite.members(name), column=each.column)
             for name, each in suite.aggregates.items()
         },
+        published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
     )
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from bastion import rng, storage
-from bastion.acceleration import accelerate
+from bastion.acceleration import Accelerated, accelerate
 from bastion.data import datasets
 from bastion.errors import BastionError
 from bastion.forward import in_mode
 from bastion.measuring.identity import device_of
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
+from bastion.models.adapt import resized
 from bastion.models.load import load
 from bastion.probes import probes
 from bastion.recipe_files import merge
@@ -65,6 +66,7 @@ class Worker:
         self.job, self.model = job, accelerate(model, enabled=job.acceleration)  # once for all attacks of all probes
         self.cases = job.suite.cases()
         self._data = dict(known or {})
+        self._adapted: dict[tuple[int, int, int], Accelerated] = {}
         self._origin = _origin(model, job)
 
     @cached_property
@@ -77,6 +79,17 @@ class Worker:
         if key not in self._data:
             self._data[key] = build_data(self.job.data, case.data)
         return self._data[key]
+
+    def model_for(self, case: Case) -> Accelerated:
+        """The model; for images of a size that it does not take, adapted to it once, if the suite asks for it."""
+        shape = self.data(case).shape
+        if not self.job.suite.adapt_size:
+            return self.model
+        if shape not in self._adapted:
+            given = adapted(self.model.given, shape)
+            same = given is self.model.given
+            self._adapted[shape] = self.model if same else accelerate(given, enabled=self.job.acceleration)
+        return self._adapted[shape]
 
     def store(self, case: Case) -> FactStore:
         return self._stores[self.cases.index(case)]
@@ -103,7 +116,7 @@ class Worker:
     def parts(self, case: Case) -> int:
         """Of a study."""
         built = self.built[self.cases.index(case)]
-        return max(1, built.parts(self.model.given, self.data(case))) if isinstance(built, Study) else 0
+        return max(1, built.parts(self.model_for(case).given, self.data(case))) if isinstance(built, Study) else 0
 
     def tasks(self, order: Column) -> list[Task]:
         """All there is to do: studies first, then batch by batch of the order, with all probes each.
@@ -138,13 +151,14 @@ class Worker:
         """Measure and store; returns what is right, if it is a probe that says so."""
         number, _, positions = task
         case, built = self.cases[number], self.built[number]
-        with in_mode(self.model, training=False), rng.preserved():
+        model = self.model_for(case)
+        with in_mode(model, training=False), rng.preserved():
             # For models that draw random numbers. The label has no part in it: suites share facts.
             rng.reseed("measure", self.job.seed, self.store(case).name, positions[0])
             if isinstance(built, Probe):
                 facts, pictures = self._probe(case, built, positions)
             else:
-                answer = built(self.model.given, self.data(case), positions[0], seed=self.job.seed)
+                answer = built(model.given, self.data(case), positions[0], seed=self.job.seed)
                 if wrong := [name for name in answer if name in RESERVED or name.startswith(PICTURE)]:
                     raise BastionError(f"study '{case.label}': '{wrong[0]}' is a name that bastion uses itself")
                 facts, pictures = {name: torch.as_tensor(value)[None] for name, value in answer.items()}, {}
@@ -158,7 +172,8 @@ class Worker:
         data = self.data(case)
         batch = getattr(data, self.job.split).batch(positions)
         batch = batch.check(len(data.classes), f"measure, probe '{case.label}'")
-        answer = probe(self.model, batch.to(device_of(self.model)), seed=self.job.seed)
+        model = self.model_for(case)
+        answer = probe(model, batch.to(device_of(model)), seed=self.job.seed)
         for name, column in answer.items():
             if name in RESERVED or name.startswith(PICTURE):
                 raise BastionError(f"probe '{case.label}': '{name}' is a name that bastion uses itself; choose another")
@@ -188,6 +203,17 @@ def build_data(data: Data, changes: Mapping[str, Any]) -> DataSet:
             )
         return data
     return datasets.build(merge({"data": data}, {"data": changes})["data"] if changes else data, "data")
+
+
+def adapted(model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
+    """The model itself if it takes images of this shape, as most CNNs do; else with interpolated positions."""
+    if not isinstance(model, Classifier) or shape[1] != shape[2]:
+        return model
+    try:
+        model.check_input(shape, "measure")
+    except BastionError:
+        return resized(model, shape[1])
+    return model
 
 
 def check_fit(model: nn.Module, data: DataSet) -> None:

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from bastion import BastionError, Threat
 from bastion.attacks import attacks
 from bastion.attacks.losses import ce, margin
-from bastion.attacks.patch import Grid, PatchNoise, PatchOcclusion, PatchPGD, choose_patches, patch_attention
+from bastion.attacks.patch import (
+    Grid,
+    PatchGaussian,
+    PatchNoise,
+    PatchOcclusion,
+    PatchPGD,
+    choose_patches,
+    patch_attention,
+)
 from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
 from bastion.types import Attack, Batch
@@ -23,6 +31,8 @@ ATTACKS: list[Attack] = [
     PatchPGD(patches=2, size=4, steps=3, choose="random", restarts=3),
     PatchNoise(patches=2, size=4, draws=3),
     PatchOcclusion(share=0.5, size=4, draws=3),
+    PatchPGD(share=0.34, size=4, steps=3),
+    PatchGaussian(share=0.34, size=4, draws=3),
 ]
 
 
@@ -141,6 +151,18 @@ def test_occlusion_replaces_a_tenth_of_the_patches_by_uniform_noise() -> None:
     assert changed.any(0).sum() > 55  # every example has its own patches
 
 
+def test_gaussian_noise_on_a_tenth_of_the_patches_has_the_asked_deviation_where_the_box_does_not_cut_it() -> None:
+    x0 = torch.full((64, 3, 32, 32), 0.5, dtype=torch.float64)
+    batch = Batch(torch.arange(64), x0, torch.zeros(64, dtype=torch.int64))
+    small = PatchGaussian(share=0.1, size=4, sigma=0.1)(Wary(x0), batch, FREE, seed=0)
+    assert (_changed(Grid(32, 32, 4), x0, small).sum(1) == 6).all()
+    moved = (small - x0)[small != x0]
+    assert moved.mean().item() == pytest.approx(0, abs=0.002) and moved.std().item() == pytest.approx(0.1, rel=0.02)
+    strong = PatchGaussian(share=0.1, size=4)(Wary(x0), batch, FREE, seed=0)
+    cut = ((strong == 0) | (strong == 1)).double().sum().item() / (64 * 6 * 16 * 3)
+    assert cut == pytest.approx(0.188, abs=0.01)  # P(|N| > 0.5 / 0.38)
+
+
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_patch_noise_is_uniform_in_the_ball_of_the_patch(norm: str) -> None:
     """In n dimensions the radius over eps has mean n / (n + 1); for linf each coordinate has mean size eps / 2."""
@@ -159,6 +181,7 @@ def test_more_draws_and_restarts_only_help(make_linear: MakeLinear) -> None:
     for one, many in [
         (PatchNoise(size=4), PatchNoise(size=4, draws=8)),
         (PatchOcclusion(size=4), PatchOcclusion(size=4, draws=8)),
+        (PatchGaussian(size=4), PatchGaussian(size=4, draws=8)),
         (PatchPGD(size=4, choose="random", steps=3), PatchPGD(size=4, choose="random", steps=3, restarts=8)),
     ]:
         few, more = (margin(model(attack(model, batch, FREE, seed=0)), batch.y) for attack in (one, many))
@@ -228,7 +251,7 @@ def test_an_attack_is_its_own_record() -> None:
         assert eval(repr(attack)) == attack
 
 
-@pytest.mark.parametrize("name", ["patch-pgd", "patch-noise", "patch-occlusion", "patchout"])
+@pytest.mark.parametrize("name", ["patch-pgd", "patch-noise", "patch-occlusion", "patch-gaussian", "patchout"])
 def test_a_patch_larger_than_the_image_is_refused(make_linear: MakeLinear, name: str) -> None:
     model, batch = make_linear(n=2)
     with pytest.raises(BastionError, match=r"patches of 1000×1000 pixels are larger than the image of"):

@@ -75,6 +75,33 @@ def test_pgd_reaches_the_linear_optimum(make_linear: MakeLinear, threat: Threat)
     assert torch.allclose(reached, best, atol=0, rtol=2e-3) or (best - reached).max() < 2e-3 * (best - best.min()).max()
 
 
+def test_dense_l1_steps_gain_what_the_gradient_is_worth_to_itself(make_linear: MakeLinear) -> None:
+    """In the interior a step gains size·‖w‖₂²/‖w‖₁, a sparse one size·‖w‖_∞; here that is less than half."""
+    model, batch = make_linear(classes=2, n=16, interior=True)
+    w = (model.weight[1 - batch.y] - model.weight[batch.y]).detach()
+    threat, clean = Threat("l1", 0.3), margin(model(batch.x), batch.y)
+    settings = {"steps": 20, "rel_step": 0.075, "random_start": False, "loss": "margin"}
+    dense, sparse = (
+        margin(model(PGD(**settings, dense=each, sparsity=1e-9)(model, batch, threat, seed=0)), batch.y) - clean
+        for each in (True, False)
+    )
+    worth = w.square().sum(1) / w.abs().sum(1)
+    assert torch.allclose(dense, 0.3 * worth, rtol=1e-6)  # 20 steps of 0.075 eps, scaled back to the ball
+    assert torch.allclose(sparse, 0.3 * w.abs().amax(1), rtol=1e-6)
+    assert (dense < 0.5 * sparse).all()
+    one = PGD(**{**settings, "steps": 1}, dense=True)(model, batch, threat, seed=0)
+    assert torch.allclose(margin(model(one), batch.y) - clean, 0.075 * 0.3 * worth, rtol=1e-6)
+
+
+def test_dense_steps_stay_in_ball_and_box_and_are_of_l1_alone(make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=2, n=16)
+    threat = Threat("l1", 20.0)
+    x = PGD(dense=True, steps=5)(model.float(), batch._replace(x=batch.x.float()), threat, seed=0)
+    assert threat.contains(batch.x.float(), x).all()
+    with pytest.raises(BastionError, match="dense is about l1 steps, the threat is l2"):
+        PGD(dense=True)(model, batch, Threat("l2", 1.0), seed=0)
+
+
 def test_fgsm_is_exact_on_two_linear_classes(make_linear: MakeLinear) -> None:
     model, batch = make_linear(classes=2)
     threat = Threat("linf", 0.06)

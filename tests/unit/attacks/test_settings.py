@@ -21,6 +21,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "patch-pgd": {"patches": 0, "size": 0, "steps": -1, "rel_step": 0, "restarts": 0, "sparsity": 0},
     "patch-noise": {"patches": 0, "size": 0, "draws": 0},
     "patch-occlusion": {"share": 0, "size": 0, "draws": 0},
+    "patch-gaussian": {"sigma": 0, "share": 0, "size": 0, "draws": 0},
     "patch-fool": {
         "patches": 0,
         "size": 0,

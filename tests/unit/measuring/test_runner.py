@@ -452,5 +452,5 @@ def test_a_suite_of_distances_has_a_row_for_them(ask: Any) -> None:
     suite = Suite.model_validate({"probes": {"far": {"name": "distortion", "norm": "l2", "attack": attack}}})
     facts = ask(suite=suite, limit=8)
     distance = facts.columns["far/distance"]
-    assert f"median distance {np.median(distance):.4g}, {np.isinf(distance).sum()} not fooled   n = 8" in facts.table()
+    assert f"median distance {np.median(distance):.4g}, {np.isinf(distance).sum()} not fooled  n = 8" in facts.table()
     assert facts.columns["far/forwards"].max() > 5

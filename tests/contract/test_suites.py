@@ -1,0 +1,151 @@
+"""Shipped suites are the protocols that they name: norms, radii, steps and starts as in the papers or their code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bastion.attacks import Attack
+from bastion.attacks.apgd import APGD
+from bastion.attacks.cw import CW
+from bastion.attacks.ensemble import AutoAttack
+from bastion.attacks.minimal import Minimal
+from bastion.attacks.patch import PatchGaussian, PatchOcclusion, PatchPGD
+from bastion.attacks.patchfool import PatchFool
+from bastion.attacks.pgd import PGD, fgsm
+from bastion.measuring.worker import build_case
+from bastion.papers import read_paper
+from bastion.recipe_files import PAPERS, shipped
+from bastion.suite import Suite, load_suite
+
+Protocol = dict[str, tuple[str, float | None, Attack]]
+AA, FREE = AutoAttack(), ("linf", 1.0)
+
+# label: norm, eps in pixel units, attack. Sources: the section named, or (code) the authors' release.
+PROTOCOLS: dict[str, Protocol] = {
+    # Debenedetti 2022, Sec. 4.1.2 and 4.1.9; steps of 1.5 eps / k from a random start (code)
+    "debenedetti2022": {
+        "fgsm": ("linf", 4 / 255, PGD(steps=1, rel_step=1.5)),
+        "pgd-10": ("linf", 4 / 255, PGD(steps=10, rel_step=1.5 / 10)),
+        "pgd-200": ("linf", 4 / 255, PGD(steps=200, rel_step=1.5 / 200)),
+        "apgd-ce": ("linf", 4 / 255, APGD(steps=100, restarts=1)),
+        "apgd-ce-5x100": ("linf", 4 / 255, APGD(steps=100, restarts=5)),
+        "autoattack": ("linf", 4 / 255, AA),
+    },
+    # Tang et al. 2022, Sec. 3.1; 20 steps of 0.075 eps, random start, ART's l1 (code)
+    "tang2022": {
+        "pgd-20-linf": ("linf", 8 / 255, PGD(steps=20, rel_step=0.075)),
+        "autoattack": ("linf", 8 / 255, AA),
+        "pgd-20-l2": ("l2", 1.5, PGD(steps=20, rel_step=0.075)),
+        "pgd-20-l1": ("l1", 40.0, PGD(steps=20, rel_step=0.075, dense=True)),
+    },
+    "tang2022-imagenette": {
+        "pgd-20-linf": ("linf", 8 / 255, PGD(steps=20, rel_step=0.075)),
+        "autoattack": ("linf", 8 / 255, AA),
+        "pgd-20-l2": ("l2", 8.0, PGD(steps=20, rel_step=0.075)),
+        "pgd-20-l1": ("l1", 1600.0, PGD(steps=20, rel_step=0.075, dense=True)),
+    },
+    # Singh et al. 2023, Sec. 3.1
+    "singh2023": {
+        "apgd-t-fast": ("linf", 4 / 255, APGD(steps=40, loss="dlr", targets=3)),
+        "autoattack": ("linf", 4 / 255, AA),
+        "autoattack-l2": ("l2", 2.0, AA),
+        "autoattack-l1": ("l1", 75.0, AA),
+    },
+    # Wang and Ruan 2022, Sec. 5.2 and 5.3; alpha 2/255 of eps 2/255, 0.2 of 2
+    "wang2022": {
+        "fgsm": ("linf", 2 / 255, fgsm()),
+        "pgd-7-linf": ("linf", 2 / 255, PGD(steps=7, rel_step=1.0)),
+        "pgd-7-l2": ("l2", 2.0, PGD(steps=7, rel_step=0.2 / 2)),
+        "pgd-20-l2": ("l2", 2.0, PGD(steps=20, rel_step=0.2 / 2)),
+        "cw": ("l2", None, CW(c=1.0, kappa=0.0, lr=0.01, steps=100)),
+    },
+    # Guo et al. 2023, Fig. 1 and Sec. 3.1: 10 % of 14 x 14 patches; sigma 0.38 is ImageNet-C's severity 5
+    "guo2023": {
+        "pgd-5": ("linf", 8 / 255, PGD(steps=5, rel_step=2 / 8)),
+        "patch-pgd-5": (*FREE, PatchPGD(share=0.1, size=16, choose="random", steps=5)),
+        "patch-gaussian": (*FREE, PatchGaussian(share=0.1, size=16, sigma=0.38)),
+        "patch-occlusion": (*FREE, PatchOcclusion(share=0.1, size=16)),
+        "patch-fool": (*FREE, PatchFool()),
+    },
+    "patches": {
+        "occlusion": (*FREE, PatchOcclusion(share=0.1, size=4)),
+        "occlusion-worst-of-10": (*FREE, PatchOcclusion(share=0.1, size=4, draws=10)),
+        "gaussian": (*FREE, PatchGaussian(share=0.1, size=4, sigma=0.38)),
+        "adversarial-patch": (*FREE, PatchPGD(patches=1, size=4, steps=50)),
+        "patch-fool": (*FREE, PatchFool()),
+    },
+    # the radii of RobustBench, and of Croce and Hein 2021 for l1
+    "multinorm": {"linf": ("linf", 8 / 255, AA), "l2": ("l2", 0.5, AA), "l1": ("l1", 12.0, AA)},
+    "distortion": {norm: (norm, None, Minimal()) for norm in ("linf", "l2", "l1")},
+    "radius": {"distance": ("linf", None, Minimal())},
+    "quick": {"apgd-ce-10": ("linf", 8 / 255, APGD(steps=10))},
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_suite_has_the_norms_radii_and_attacks_of_its_protocol(name: str) -> None:
+    found = {}
+    for case in load_suite(name).cases():
+        probe: Any = build_case(case)
+        if hasattr(probe, "attack"):
+            threat = getattr(probe, "threat", None)
+            found[case.label] = (threat.norm, threat.eps, probe.attack) if threat else (probe.norm, None, probe.attack)
+    assert found.keys() == PROTOCOLS[name].keys()
+    for label, (norm, eps, attack) in PROTOCOLS[name].items():
+        assert found[label][0] == norm and found[label][2] == attack, label
+        assert found[label][1] == (None if eps is None else pytest.approx(eps, rel=1e-12)), label
+
+
+def test_the_resolution_suite_is_the_grid_of_table_5_with_an_l2_radius_that_grows_with_the_size() -> None:
+    """Singh et al. 2023: Table 5, App. A.4 and D.5."""
+    suite = load_suite("resolution")
+    sizes, levels = (192, 224, 256, 288, 320, 352, 384, 400, 448), (2, 4, 6, 8)
+    cases = {case.label: case for case in suite.cases()}
+    assert suite.adapt_size and len(cases) == 9 + 4 * 9 + 9
+    for size in sizes:
+        l2 = cases[f"l2 size={size}"]
+        assert l2.data == {"size": size} and l2.spec["threat"]["eps"] == pytest.approx(2 * size / 224)
+        for level in levels:
+            case = cases[f"linf eps={level}/255 size={size}"]
+            assert case.data == {"size": size} and case.spec["threat"]["eps"] == level / 255
+            assert build_case(case).attack == APGD(steps=40, loss="dlr", targets=3)
+
+
+@pytest.mark.parametrize(
+    ("suite", "paper", "absent"),
+    [
+        ("debenedetti2022", "xcit", {"hours"}),
+        ("tang2022", "generalization", {"corruptions"}),
+        ("singh2023", "convstem", set()),
+        ("wang2022", "cauchy", set()),
+        ("guo2023", "rspc", {"corruptions", "imagenet-a", "mce", "mce-no-noise", "mfr"}),
+    ],
+)
+def test_labels_are_the_columns_of_the_papers_tables(suite: str, paper: str, absent: set[str]) -> None:
+    chosen, source = load_suite(suite), read_paper(PAPERS / f"{paper}.yaml")
+    columns: set[str] = set()
+    for name in source.rows:
+        columns |= (source.expected(name) or {}).keys() - {"source", "note"}
+    assert chosen.paper == source.cite
+    assert columns - {*chosen.probes, *chosen.aggregates} == absent
+
+
+def test_worst_cases_are_declared_over_exactly_the_attacks() -> None:
+    for name in ("tang2022", "tang2022-imagenette"):  # Eq. 2
+        assert list(load_suite(name).members("worst-case")) == ["pgd-20-linf", "autoattack", "pgd-20-l2", "pgd-20-l1"]
+    assert list(load_suite("multinorm").members("worst case")) == ["linf", "l2", "l1"]
+    assert load_suite("full").aggregates == load_suite("multinorm").aggregates
+
+
+@pytest.mark.parametrize("name", shipped("suite"))
+def test_every_row_of_a_suite_has_a_label_of_its_own_and_the_file_says_what_it_is(name: str) -> None:
+    suite: Suite = load_suite(name)
+    labels = [case.label for case in suite.cases()] + list(suite.aggregates)
+    assert suite.about.endswith(".") and len(labels) == len(set(labels))
+
+
+def test_autoattack_names_its_members_as_its_authors_do() -> None:
+    for norm in ("linf", "l2", "l1"):
+        assert [name for name, _ in AA.named_members(norm)] == ["apgd-ce", "apgd-t", "fab-t", "square"]
