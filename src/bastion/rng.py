@@ -32,13 +32,14 @@ _MIX2 = _signed(0x94D049BB133111EB)
 
 def _shift(word: Tensor, bits: int) -> Tensor:
     """Logical right shift; torch's own is arithmetic on int64."""
-    return (word >> bits) & ((1 << (64 - bits)) - 1)
+    return (word >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(word: Tensor) -> Tensor:
-    word = (word ^ _shift(word, 30)) * _MIX1
-    word = (word ^ _shift(word, 27)) * _MIX2
-    return word ^ _shift(word, 31)
+    # In place where the memory is this function's own: allocating is most of the cost of large draws.
+    word = _shift(word, 30).bitwise_xor_(word).mul_(_MIX1)
+    word = _shift(word, 27).bitwise_xor_(word).mul_(_MIX2)
+    return _shift(word, 31).bitwise_xor_(word)
 
 
 def key(*parts: int | str) -> int:
