@@ -18,6 +18,7 @@ from bastion.errors import BastionError, did_you_mean
 VERSION = 1  # raised when the same settings give other images: stored facts are then made anew
 SMALLEST = 16  # pixels a side: blurs mirror up to 12 pixels at the border
 _AT_ONCE = 1 << 17  # values of images that are worked on at a time: more do not fit into the processor's cache
+_EIGHT_BITS = ("pixelate", "jpeg_compression")  # as Pillow stores them
 _JPEG85 = 85  # quality of the published ImageNet-C files
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -68,11 +69,13 @@ def corrupt(
     values = lookup(parameters or for_size(*x.shape[-2:]), name, severity)
     if name in ("frost", "frost_proc"):
         values = (photographs(textures) if name == "frost" else drawn(), *values)
-    function, parts = _FUNCTIONS[name], []
-    for chunk, numbers in zip(*(each.split(max(1, _AT_ONCE // x[:1].numel())) for each in (x, index)), strict=True):
-        made = function(chunk, Draws(numbers, seed, f"{name}/{severity}"), *values).clamp(0, 1)
-        if truncate:
-            made = _eight_bits(made, rounded=name == "motion_blur")
+    step, parts = max(1, _AT_ONCE // max(1, x[:1].numel())), []
+    for start in range(0, len(x), step):
+        draws = Draws(index[start : start + step], seed, f"{name}/{severity}")
+        made = _FUNCTIONS[name](x[start : start + step], draws, *values)
+        if name not in _EIGHT_BITS:
+            made = made.clamp(0, 1)
+            made = _eight_bits(made, rounded=name == "motion_blur") if truncate else made
         parts.append(digital.jpeg(made, _JPEG85) if jpeg85 else made)
     return torch.cat(parts) if parts else x.clone()
 
@@ -104,5 +107,7 @@ def _check_images(x: Tensor, index: Tensor) -> None:
         raise BastionError(
             f"corrupt: index must be the examples' numbers, {len(x)} integers, got {index.dtype} {tuple(index.shape)}"
         )
-    if len(x) and not (x.min() >= 0 and x.max() <= 1):  # false for NaN too
-        raise BastionError(f"corrupt: pixels must be in [0, 1], got {x.min():.4g} to {x.max():.4g}")
+    if len(x):
+        low, high = x.detach().aminmax()
+        if not (low >= 0 and high <= 1):  # false for NaN too
+            raise BastionError(f"corrupt: pixels must be in [0, 1], got {low:.4g} to {high:.4g}")

@@ -52,7 +52,9 @@ def affine(x: Tensor, moves: Tensor) -> Tensor:
     before = torch.tensor([width // 2, height // 2], device=x.device) + reach * around
     after = before + moves.double()
     # `after` -> `before`: where each pixel of the result is taken from.
-    matrix = torch.linalg.solve(F.pad(after, (0, 1), value=1.0), F.pad(before, (0, 1), value=1.0).expand(len(x), -1, -1))
+    matrix = torch.linalg.solve(
+        F.pad(after, (0, 1), value=1.0), F.pad(before, (0, 1), value=1.0).expand(len(x), -1, -1)
+    )
     rows = torch.arange(height, dtype=torch.float64, device=x.device)
     columns = torch.arange(width, dtype=torch.float64, device=x.device)
     scale, shift = matrix[:, :2, :2, None, None], matrix[:, 2, :2, None, None]

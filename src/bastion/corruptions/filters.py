@@ -47,7 +47,8 @@ def convolve(x: Tensor, kernel: Tensor) -> Tensor:
     height, width = (_fast_length(side) for side in padded.shape[-2:])
     spectrum = torch.fft.rfft2(padded, s=(height, width))
     spectrum = spectrum * torch.fft.rfft2(kernel.flip(0, 1).to(x), s=(height, width))
-    return torch.fft.irfft2(spectrum, s=(height, width))[..., 2 * r : 2 * r + x.shape[-2], 2 * r : 2 * r + x.shape[-1]]
+    made: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+    return made[..., 2 * r : 2 * r + x.shape[-2], 2 * r : 2 * r + x.shape[-1]]
 
 
 def _fast_length(length: int) -> int:

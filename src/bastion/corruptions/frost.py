@@ -36,7 +36,9 @@ def frost(
     """A random part of a random texture, added. `stride` 5 shrinks the textures for small images."""
     height, width = x.shape[-2:]
     # OpenCV's bilinear resizing to a fifth takes exactly the middle one of each five pixels.
-    shrunk = [_at_least(texture[:, stride // 2 :: stride, stride // 2 :: stride], height, width) for texture in textures]
+    shrunk = [
+        _at_least(texture[:, stride // 2 :: stride, stride // 2 :: stride], height, width) for texture in textures
+    ]
     chosen = draws.integers("texture", (), 0, len(textures)).tolist()
     u = draws.uniform("place", (2,)).tolist()
     parts = []
@@ -72,8 +74,8 @@ def _folder(folder: str | Path | None) -> Path:
     chosen = folder or os.environ.get(FOLDER)
     if not chosen:
         raise BastionError(
-            f"frost: needs the photographs {_FILES[0]} to {_FILES[-1]} of the ImageNet-C code, which may not be shipped; "
-            f"say with `textures` or ${FOLDER} which folder has them, or use `frost_proc`, which draws its own"
+            f"frost: needs the photographs {_FILES[0]} to {_FILES[-1]} of the ImageNet-C code, which may not be shipped"
+            f"; say with `textures` or ${FOLDER} which folder has them, or use `frost_proc`, which draws its own"
         )
     return Path(chosen).expanduser()
 
@@ -120,7 +122,7 @@ def _draw(number: int, mean: tuple[int, ...], std: tuple[int, ...]) -> Tensor:
     grid = torch.stack([line.expand(side, side), line[:, None].expand(side, side)], -1)
     grid = grid + 0.15 * (rough[:2].movedim(0, 2) - 0.5)
     warped = F.grid_sample(smooth[:1, None], grid[None], padding_mode="reflection", align_corners=True)[0, 0]
-    branches = torch.exp(-(((12 * warped) % 1 - 0.5) / 0.06) ** 2) * smooth[1]
+    branches = torch.exp(-((((12 * warped) % 1 - 0.5) / 0.06) ** 2)) * smooth[1]
     light = (crystals + branches)[: _DRAWN[0], : _DRAWN[1]]
     light = (light - light.mean()) / light.std()
     colours = torch.tensor(mean)[:, None, None] + torch.tensor(std)[:, None, None] * light

@@ -52,4 +52,5 @@ def _probabilities(scale: float, columns: int) -> NDArray[np.float64]:
     some = np.exp(k * np.log(rate) - rate - log_factorial)
     none = (k == 0).astype(np.float64)[None]
     table: NDArray[np.float64] = np.concatenate([none, some])
-    return table / table.sum(1, keepdims=True)
+    table /= table.sum(1, keepdims=True)
+    return table

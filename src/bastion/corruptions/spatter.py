@@ -113,5 +113,7 @@ def equalise(x: Tensor) -> Tensor:
     first = counts.gather(1, (counts > 0).int().argmax(1, keepdim=True))  # of the lowest level that occurs
     rest = levels.shape[1] - first
     # An image of a single level stays as it is.
-    table = torch.where(rest > 0, ((total - first) * (255 / rest.clamp(min=1))).round().clamp(0, 255), levels[:, :1].float())
+    table = torch.where(
+        rest > 0, ((total - first) * (255 / rest.clamp(min=1))).round().clamp(0, 255), levels[:, :1].float()
+    )
     return table.gather(1, levels).view_as(x)

@@ -12,7 +12,15 @@ from bastion.corruptions.plasma import plasma
 
 
 def snow(
-    x: Tensor, draws: Draws, mean: float, std: float, zoom: float, threshold: float, radius: int, sigma: float, mix: float
+    x: Tensor,
+    draws: Draws,
+    mean: float,
+    std: float,
+    zoom: float,
+    threshold: float,
+    radius: int,
+    sigma: float,
+    mix: float,
 ) -> Tensor:
     """Bright flakes that a motion blur draws out, on a whitened image."""
     height, width = x.shape[-2:]
@@ -35,8 +43,7 @@ def luma(x: Tensor) -> Tensor:
     """(B, 1, H, W): the grey of Rec. 601; of an image with one channel, itself."""
     if x.shape[1] == 1:
         return x
-    red, green, blue = x.split(1, 1)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
+    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
 
 
 def fog(x: Tensor, draws: Draws, strength: float, decay: float) -> Tensor:

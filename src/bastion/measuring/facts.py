@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
+from bastion.measuring.grids import grids, in_grid
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
@@ -203,20 +204,29 @@ class Facts:
         return sanity.warnings({name: self.columns[name] for name in self.columns if sanity.is_check(name)})
 
     def table(self) -> str:
-        """Accuracy with its 95 % interval, per probe and aggregate, and the warnings, as text."""
+        """Accuracy with its 95 % interval, per probe and aggregate, and the warnings, as text.
+
+        Probes that vary along two axes are a grid at the end, without intervals.
+        """
         lines: list[tuple[str, Estimate]] = []
-        for label, accuracy in self.accuracies().items():
+        accuracies = self.accuracies()
+        grid = grids(self.about.cases, accuracies)
+        cells = {case.label for case in self.about.cases if in_grid(case, grid)}
+        for label, accuracy in accuracies.items():
+            if label in cells:
+                continue
             lines.append((label, accuracy))
             if label in self.labels:
                 lines += [(f"  {stage}", after) for stage, after in self.stages(label).items()]
         lines += self.errors().items()
         texts = [(label, _percentages(each)) for label, each in lines]
         texts += [*self._distances().items(), *self._scalars().items()]
-        width = max(16, *(len(label) for label, _ in texts))
+        width = max([16, *(len(label) for label, _ in texts)])
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
         rows = [f"{label:<{width}} {text}" for label, text in texts]
-        return "\n".join([head, *rows, *self._remarks()])
+        below = [line for each in grid.values() for line in each]
+        return "\n".join([head, *rows, *below, *self._remarks()])
 
     def _distances(self) -> dict[str, str]:
         """Of probes that tell no accuracy, only how far the nearest adversarial example is."""

@@ -34,7 +34,7 @@ from bastion.measuring.facts import (
     write_measurement,
 )
 from bastion.measuring.identity import Identity, device_of, identify, one_thread, read_identity
-from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
+from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, on_device
 from bastion.models import checkpoint
 from bastion.models.load import best_device, locate
 from bastion.progress import Advance, bar
@@ -77,7 +77,8 @@ def measure(
         raise BastionError(f"split: expected train, val or test, got '{split}'")
     devices = _devices(source)
     network = on_device(source, devices[0])
-    base = build_data(data, chosen.data)
+    built: dict[str, DataSet] = {}
+    base = build_data(data, chosen.data, built)
     n = _count(base, split, limit)
     check_fit(network, base)
     identity = identify(network, base, split)
@@ -86,7 +87,7 @@ def measure(
     storage.remove_leftovers(run.folder)
     convert(run)
     job = Job(source, data, split, chosen, identity.folder(run), seed, batch_size, keep, devices, acceleration)
-    worker = Worker(job, network, {data_key(chosen.data): base})
+    worker = Worker(job, network, built)
     for case in worker.cases:
         _count(worker.data(case), split, n)
         check_fit(network, worker.data(case))
@@ -175,13 +176,14 @@ def _start(job: Job, turns: Any) -> None:
 
 
 def _make_worker(job: Job, device: str) -> Worker:
-    model, data = on_device(job.model, device), build_data(job.data, job.suite.data)
+    built: dict[str, DataSet] = {}
+    model, data = on_device(job.model, device), build_data(job.data, job.suite.data, built)
     if not identify(model, data, job.split).acts_as(read_identity(job.folder)):
         raise BastionError(
             "measure: a worker process has another model or other data: changed on the disk meanwhile, or not the same "
             "after pickling; measure again, or with workers=1"
         )
-    return Worker(job, model, {data_key(job.suite.data): data})
+    return Worker(job, model, built)
 
 
 def _work(task: Task) -> int:
