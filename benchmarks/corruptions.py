@@ -2,14 +2,15 @@
 
     python -m venv /tmp/reference
     /tmp/reference/bin/pip install "numpy<2" "scikit-image==0.21.0" "opencv-python-headless<4.9" "setuptools<70" \
-        "scipy<1.12" "pillow<11"
+        "scipy<1.12" "pillow==13.0.0"
     /tmp/reference/bin/pip install --no-deps imagecorruptions
     python -m benchmarks.corruptions --reference /tmp/reference/bin/python
 
 Times are of the processor, not of the clock, so that other programs on the machine count little: the best of several
 rounds in which the two take turns. The reference takes one uint8 image at a time, bastion a batch of floats; either
 gets what it takes, without conversion. Both have the parameters of ImageNet-C, also at 32 x 32, as the reference has no
-others. `frost` needs the textures, which the reference brings along.
+others. `frost` needs the textures, which the reference brings along. Pillow, which does the JPEG of both, should be of the
+version that bastion has.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bastion.corruptions.draws import Draws
-from bastion.corruptions.filters import convolve, enlarge, gaussian, zoomed_crop
+from bastion.corruptions.filters import convolve, enlarge, gaussian
 
 
 def gaussian_blur(x: Tensor, draws: Draws, sigma: float) -> Tensor:
@@ -97,10 +97,7 @@ def move(x: Tensor, angles: Tensor, radius: int, sigma: float) -> Tensor:
 
 def zoom_blur(x: Tensor, draws: Draws, step: float, count: int) -> Tensor:
     """The mean of the image and of its enlargements by 1, 1 + step, …; so the image itself is in it twice."""
-    height, width = x.shape[-2:]
     total = 2 * x
     for number in range(1, count):
-        factor = 1 + number * step
-        rows, columns = zoomed_crop(height, width, factor)
-        total = total + enlarge(x[..., rows, columns], factor, height, width)
+        total = total + enlarge(x, 1 + number * step)
     return total / (count + 1)

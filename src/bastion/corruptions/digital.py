@@ -75,23 +75,25 @@ def displace(x: Tensor, field: Tensor) -> Tensor:
 
 def pixelate(x: Tensor, draws: Draws, factor: float) -> Tensor:
     """Pillow's box filter down to `factor` of the size, and back. Pillow stores 8 bits after each axis."""
-    small = (x * 255).round()
-    for axis in (3, 2):  # as Pillow does: along the rows first
-        side = small.shape[axis]
-        small = _box_means(small, axis, int(side * factor)).add_(0.5).floor_()
-    for axis, side in ((3, x.shape[3]), (2, x.shape[2])):
-        nearest = ((torch.arange(side, dtype=torch.float64) + 0.5) * (small.shape[axis] / side)).long()
-        small = small.index_select(axis, nearest.to(x.device))
-    return small / 255
+    height, width = x.shape[-2:]
+    pixels = (x * 255).round_().mT.contiguous()  # rows are copied whole, so the columns are made rows
+    narrow = _box_means(pixels, int(width * factor)).mT.contiguous()
+    small = _box_means(narrow, int(height * factor))
+    tall = small.index_select(2, _nearest(small.shape[2], height).to(x.device)).mT.contiguous()
+    return tall.index_select(2, _nearest(tall.shape[2], width).to(x.device)).mT / 255
 
 
-def _box_means(x: Tensor, axis: int, side: int) -> Tensor:
-    places, weights = (each.to(x.device) for each in _boxes(x.shape[axis], side))
-    shape = [-1 if each == axis else 1 for each in range(4)]
-    total = x.index_select(axis, places[0]) * weights[0].view(shape)
+def _box_means(x: Tensor, side: int) -> Tensor:
+    """Fewer rows, each the mean of some, in whole levels."""
+    places, weights = (each.to(x.device) for each in _boxes(x.shape[2], side))
+    total = x.index_select(2, places[0]) * weights[0][:, None]
     for place, weight in zip(places[1:], weights[1:], strict=True):
-        total = total.addcmul_(x.index_select(axis, place), weight.view(shape))
-    return total
+        total = total.addcmul_(x.index_select(2, place), weight[:, None])
+    return total.add_(0.5).floor_()
+
+
+def _nearest(small: int, side: int) -> Tensor:
+    return ((torch.arange(side, dtype=torch.float64) + 0.5) * (small / side)).long()
 
 
 @lru_cache(maxsize=32)

@@ -66,16 +66,26 @@ def _is_smooth(number: int) -> bool:
     return number == 1
 
 
-def zoomed_crop(height: int, width: int, factor: float) -> tuple[slice, slice]:
-    """The centre that fills the image when it is enlarged by this factor."""
-    sides = ((side, math.ceil(side / factor)) for side in (height, width))
-    rows, columns = (slice((side - crop) // 2, (side - crop) // 2 + crop) for side, crop in sides)
-    return rows, columns
+def enlarge(x: Tensor, factor: float) -> Tensor:
+    """The image enlarged about its centre and cut to its size, as scipy.ndimage.zoom of order 1 does it."""
+    places, weights = _enlarged_places(x.shape[-1], factor)
+    wide = select_rows(x.mT.contiguous(), places, weights).mT.contiguous()
+    places, weights = _enlarged_places(x.shape[-2], factor)
+    return select_rows(wide, places, weights)
 
 
-def enlarge(crop: Tensor, factor: float, height: int, width: int) -> Tensor:
-    """scipy.ndimage.zoom of order 1, which aligns corner pixels, cut to the centre of height x width."""
-    size = [round(side * factor) for side in crop.shape[-2:]]
-    grown = F.interpolate(crop, size=size, mode="bilinear", align_corners=True)
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    return grown[..., top : top + height, left : left + width]
+def select_rows(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """Rows of the last two axes: between row `place` and the next one. Rows are copied whole, single pixels slowly."""
+    places, weights = places.to(x.device), weights.to(x)[:, None]
+    after = (places + 1).clamp(max=x.shape[-2] - 1)
+    return x.index_select(-2, places).lerp(x.index_select(-2, after), weights)
+
+
+@lru_cache(maxsize=128)
+def _enlarged_places(side: int, factor: float) -> tuple[Tensor, Tensor]:
+    """For each pixel of a line: the one before the place that it is taken from, and how far beyond that one it is."""
+    crop = math.ceil(side / factor)
+    size = round(crop * factor)  # corner pixels are aligned
+    places = (torch.arange(side).double() + (size - side) // 2) * ((crop - 1) / max(size - 1, 1)) + (side - crop) // 2
+    whole = places.floor()
+    return whole.long(), (places - whole).float()

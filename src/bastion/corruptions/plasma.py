@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
+
+_WOBBLE = 100.0
 
 
 def plasma(noise: Tensor, decay: float) -> Tensor:
-    """(B, N, N) in [0, 1] from as many uniform numbers in [-1, 1), N a power of two; each one roughens its own point.
-
-    The published code's noise has the amplitude `wobble`², so it falls by decay² from each level to the next.
-    """
-    heights = noise.new_zeros(noise.shape)
-    step, wobble = noise.shape[-1], 100.0
+    """(B, N, N) in [0, 1] from as many uniform numbers in [-1, 1), N a power of two; each roughens its own point."""
+    heights = noise * _amplitudes(noise.shape[-1], decay).to(noise)
+    step = noise.shape[-1]
     while step >= 2:
-        half, amplitude = step // 2, wobble**2
-        corners = heights[:, ::step, ::step]
+        half = step // 2
+        corners, centres = heights[:, ::step, ::step], heights[:, half::step, half::step]
         sums = corners + corners.roll(-1, 1)
-        centres = (sums + sums.roll(-1, 2)) / 4 + amplitude * noise[:, half::step, half::step]
-        heights[:, half::step, half::step] = centres
-        beside = corners + corners.roll(-1, 2) + centres + centres.roll(1, 1)
-        heights[:, ::step, half::step] = beside / 4 + amplitude * noise[:, ::step, half::step]
-        below = corners + corners.roll(-1, 1) + centres + centres.roll(1, 2)
-        heights[:, half::step, ::step] = below / 4 + amplitude * noise[:, half::step, ::step]
-        step, wobble = half, wobble / decay
+        centres.add_(sums + sums.roll(-1, 2), alpha=0.25)
+        heights[:, ::step, half::step].add_(corners + corners.roll(-1, 2) + centres + centres.roll(1, 1), alpha=0.25)
+        heights[:, half::step, ::step].add_(sums + centres + centres.roll(1, 2), alpha=0.25)
+        step = half
     low, high = heights.amin((1, 2), keepdim=True), heights.amax((1, 2), keepdim=True)
-    return (heights - low) / (high - low)
+    return heights.sub_(low).div_(high - low)
+
+
+@lru_cache(maxsize=16)
+def _amplitudes(side: int, decay: float) -> Tensor:
+    """(side, side): how much each point is roughened.
+
+    The published code multiplies `wobble` with a number up to `wobble`, so it falls by decay² from level to level.
+    """
+    amplitudes, step, wobble = torch.zeros(side, side), side, _WOBBLE
+    while step >= 2:
+        half = step // 2
+        for rows, columns in ((half, half), (0, half), (half, 0)):
+            amplitudes[rows::step, columns::step] = wobble**2
+        step, wobble = half, wobble / decay
+    return amplitudes

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bastion.corruptions.blur import move
 from bastion.corruptions.draws import Draws
-from bastion.corruptions.filters import enlarge, zoomed_crop
+from bastion.corruptions.filters import enlarge
 from bastion.corruptions.plasma import plasma
 
 
@@ -23,12 +23,9 @@ def snow(
     mix: float,
 ) -> Tensor:
     """Bright flakes that a motion blur draws out, on a whitened image."""
-    height, width = x.shape[-2:]
-    rows, columns = zoomed_crop(height, width, zoom)
-    shape = (1, rows.stop - rows.start, columns.stop - columns.start)
-    noise = mean + std * draws.normal("flakes", shape)
+    noise = mean + std * draws.normal("flakes", (1, *x.shape[-2:]))
     angles = draws.uniform("angle", (), -135.0, -45.0)
-    flakes = snow_layer(enlarge(noise, zoom, height, width), threshold, angles, radius, sigma)
+    flakes = snow_layer(enlarge(noise, zoom), threshold, angles, radius, sigma)
     whitened = mix * x + (1 - mix) * torch.maximum(x, 1.5 * luma(x) + 0.5)
     return whitened + flakes + flakes.flip(-2, -1)
 
