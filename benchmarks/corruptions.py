@@ -7,10 +7,10 @@
     python -m benchmarks.corruptions --reference /tmp/reference/bin/python
 
 Times are of the processor, not of the clock, so that other programs on the machine count little: the best of several
-rounds in which the two take turns. The reference takes one uint8 image at a time, bastion a batch of floats; either
-gets what it takes, without conversion. Both have the parameters of ImageNet-C, also at 32 x 32, as the reference has no
-others. `frost` needs the textures, which the reference brings along. Pillow, which does the JPEG of both, should be of the
-version that bastion has.
+rounds in which the two take turns. Both turn float32 images (B, 3, H, W) in [0, 1] into corrupted ones. The reference
+works on one uint8 image at a time, so its time includes the conversion, unless `--uint8` leaves that out. Both have the
+parameters of ImageNet-C, also at 32 x 32, as the reference has no others. `frost` needs the textures, which the
+reference brings along. Pillow, which does the JPEG of both, should be of the version that bastion has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = {32: (64, 2), 224: (8, 1)}  # side: images for bastion, for the referenc
 ROUNDS = 3
 RESULTS = Path(__file__).parent / "results" / "corruptions.md"
 
-# Reads {name, side, images} a line, and answers with seconds an image at each severity.
+# Reads {name, side, images, uint8} a line, and answers with seconds an image at each severity.
 REFERENCE = """
 import json, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -43,11 +43,16 @@ corruptions.gaussian = blur
 for line in sys.stdin:
     job = json.loads(line)
     images = np.random.default_rng(0).integers(0, 256, (job["images"], job["side"], job["side"], 3), dtype=np.uint8)
-    spent = []
+    floats, spent = np.ascontiguousarray(images.transpose(0, 3, 1, 2) / np.float32(255)), []
     for severity in (1, 2, 3, 4, 5):
-        start = time.process_time()
-        for image in images:
-            corrupt(image, corruption_name=job["name"], severity=severity)
+        start, made = time.process_time(), np.empty_like(floats)
+        for number in range(len(images)):
+            if job["uint8"]:
+                corrupt(images[number], corruption_name=job["name"], severity=severity)
+            else:
+                image = np.ascontiguousarray((floats[number] * 255).round().astype(np.uint8).transpose(1, 2, 0))
+                image = corrupt(image, corruption_name=job["name"], severity=severity)
+                made[number] = image.transpose(2, 0, 1) / np.float32(255)
         spent.append((time.process_time() - start) / len(images))
     print("TIMES", json.dumps(spent), flush=True)
 """
@@ -56,7 +61,8 @@ for line in sys.stdin:
 class Reference:
     """The other package in its own environment."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, *, uint8: bool) -> None:
+        self._uint8 = uint8
         self._process = subprocess.Popen(
             [python, "-c", REFERENCE],
             stdin=subprocess.PIPE,
@@ -70,7 +76,9 @@ class Reference:
 
     def seconds(self, name: str, side: int, images: int) -> list[float]:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps({"name": name, "side": side, "images": images}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"name": name, "side": side, "images": images, "uint8": self._uint8}) + "\n"
+        )
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("TIMES"):
@@ -119,10 +127,11 @@ def main() -> None:
     parser.add_argument("--reference", required=True, help="the python that has imagecorruptions")
     parser.add_argument("--sides", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--uint8", action="store_true", help="time the reference on its own uint8 images")
     parser.add_argument("--write", action="store_true", help=f"to {RESULTS.name} in benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    reference = Reference(options.reference)
+    reference = Reference(options.reference, uint8=options.uint8)
     text = "\n\n".join("\n".join(table(reference, side, options.rounds)) for side in options.sides)
     print("\n" + text)
     if options.write:

@@ -165,7 +165,9 @@ def elastic(square: Any, alpha: float = 12.2, sigma: float = 2.44, jitter: float
     centre, reach = side // 2, side // 3
     before = np.float32([[centre + reach] * 2, [centre + reach, centre - reach], [centre - reach] * 2])
     x = np.float32(square / 255)
-    x = cv2.warpAffine(x, cv2.getAffineTransform(before, before + moves), (side, side), borderMode=cv2.BORDER_REFLECT_101)
+    x = cv2.warpAffine(
+        x, cv2.getAffineTransform(before, before + moves), (side, side), borderMode=cv2.BORDER_REFLECT_101
+    )
     dx, dy = (alpha * gaussian(np.float64(each), sigma, mode="reflect", truncate=3) for each in field)
     rows, columns = np.mgrid[0:side, 0:side]
     planes = [map_coordinates(x[..., c], [rows + dy, columns + dx], order=1, mode="reflect") for c in range(3)]

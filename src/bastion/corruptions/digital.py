@@ -115,15 +115,12 @@ def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
 
 def jpeg(x: Tensor, quality: int) -> Tensor:
     """The image stored as JPEG by Pillow, with chroma at half the resolution, and read back."""
-    pixels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
-    pixels = pixels[..., 0] if x.shape[1] == 1 else pixels
-    stored = np.empty_like(pixels)
-    for number, image in enumerate(pixels):
-        file = io.BytesIO()
-        Image.fromarray(image).save(file, "JPEG", quality=quality)
+    planes = (x.detach() * 255).add_(0.5).to(torch.uint8).cpu().numpy()  # (B, C, H, W)
+    for image in planes:
+        bands, file = [Image.fromarray(plane) for plane in image], io.BytesIO()
+        (Image.merge("RGB", bands) if len(bands) == 3 else bands[0]).save(file, "JPEG", quality=quality)
         file.seek(0)
         with Image.open(file, formats=("JPEG",)) as picture:
-            stored[number] = np.asarray(picture)
-    back = torch.from_numpy(stored).to(x.device)
-    back = back[:, None] if x.shape[1] == 1 else back.permute(0, 3, 1, 2)
-    return back.to(x.dtype) / 255
+            for number, band in enumerate(picture.split()):
+                image[number] = np.asarray(band)
+    return torch.from_numpy(planes).to(x).div_(255)

@@ -28,20 +28,35 @@ def poisson(levels: Tensor, scale: float, u: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def _tables(scale: float) -> tuple[Tensor, Tensor]:
     """For each level a row of equally likely columns k: the share of it that is k itself, and what the rest is."""
-    most = scale + 10 * scale**0.5 + 10
-    columns = 1 << int(np.ceil(np.log2(most)))
-    shares = _probabilities(scale, columns) * columns  # of each number, in columns
-    threshold, alias = np.ones_like(shares), np.tile(np.arange(columns), (_LEVELS, 1))
-    rows = np.arange(_LEVELS)
-    for _ in range(columns):  # in every row the smallest remaining share is filled up from the largest
-        open_shares = np.where(np.isnan(shares), np.inf, shares)
-        small = open_shares.argmin(1)
-        large = np.where(np.isnan(shares), -np.inf, shares).argmax(1)
-        threshold[rows, small] = np.minimum(shares[rows, small], 1.0)
-        alias[rows, small] = large
-        shares[rows, large] -= 1.0 - threshold[rows, small]
-        shares[rows, small] = np.nan
+    columns = 1 << int(np.ceil(np.log2(scale + 10 * scale**0.5 + 10)))
+    threshold, alias = _alias_tables(_probabilities(scale, columns) * columns)
     return torch.from_numpy(threshold).float().flatten(), torch.from_numpy(alias).flatten()
+
+
+def _alias_tables(shares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Vose's method in all rows at once: each column that is not full is filled up from one that is too full."""
+    rows, columns = shares.shape
+    threshold, alias = np.ones_like(shares), np.tile(np.arange(columns), (rows, 1))
+    order = np.argsort(shares >= 1, axis=1, kind="stable")  # those that are not full first
+    next_large = (shares < 1).sum(1)
+    last_small, next_small = next_large.copy(), np.ones(rows, dtype=np.int64)
+    small, large = order[:, 0], order[np.arange(rows), next_large]
+    next_large += 1
+    row = np.arange(rows)  # that are not finished
+    while len(row):
+        at, source = small[row], large[row]
+        threshold[row, at], alias[row, at] = shares[row, at], source
+        shares[row, source] -= 1 - shares[row, at]
+        emptied = shares[row, source] < 1
+        spent, others = row[emptied], row[~emptied]
+        small[spent] = large[spent]
+        large[spent] = order[spent, np.minimum(next_large[spent], columns - 1)]
+        small[others] = order[others, next_small[others] % columns]
+        finished = np.where(emptied, next_large[row] >= columns, next_small[row] >= last_small[row])
+        next_large[spent] += 1
+        next_small[others] += 1
+        row = row[~finished]
+    return threshold, alias
 
 
 def _probabilities(scale: float, columns: int) -> NDArray[np.float64]:
