@@ -16,7 +16,7 @@ from bastion.corruptions.spatter import spatter
 from bastion.errors import BastionError, did_you_mean
 
 VERSION = 1  # raised when the same settings give other images: stored facts are then made anew
-SMALLEST = 16  # pixels a side: blurs mirror up to 12 pixels at the border
+SMALLEST = 8  # pixels a side: less is nothing to see
 _AT_ONCE = 1 << 17  # values of images that are worked on at a time: more do not fit into the processor's cache
 _EIGHT_BITS = ("pixelate", "jpeg_compression")  # as Pillow stores them
 _JPEG85 = 85  # quality of the published ImageNet-C files

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bastion.errors import BastionError
+
 Border = Literal["nearest", "reflect"]
 
 
@@ -41,6 +43,10 @@ def _gaussian_matrix(side: int, sigma: float, border: Border, truncate: float) -
 def convolve(x: Tensor, kernel: Tensor) -> Tensor:
     """Correlation with one kernel for all channels, mirrored at the border pixels (`reflect-101`)."""
     r = kernel.shape[-1] // 2
+    if min(x.shape[-2:]) <= r:
+        raise BastionError(
+            f"a blur of radius {r} needs images of at least {r + 1} pixels a side, got {tuple(x.shape[-2:])}"
+        )
     padded = F.pad(x, (r, r, r, r), mode="reflect")
     if r <= 2:
         return F.conv2d(padded.flatten(0, 1)[:, None], kernel.to(x)[None, None]).view_as(x)

@@ -61,7 +61,7 @@ def test_an_image_alone_is_corrupted_as_in_company(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [(3, 32, 32), (3, 40, 28), (1, 28, 28), (3, 72, 100)])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (3, 40, 28), (1, 28, 28), (3, 72, 100), (3, 8, 8)])
 def test_shape_and_range_stay_and_values_are_8_bit(name: str, shape: tuple[int, int, int]) -> None:
     x = pictures(2, *shape[1:], channels=shape[0])
     if name == "saturate" and shape[0] == 1:
@@ -72,7 +72,7 @@ def test_shape_and_range_stay_and_values_are_8_bit(name: str, shape: tuple[int, 
         levels = made * 255
         assert (levels - levels.round()).abs().max() < 1e-4
         assert levels.min() >= 0 and levels.max() <= 255.001
-        assert not torch.equal(made, x)
+        assert not torch.equal(made, x) or shape[1] == 8  # too small to be zoomed by 6 %
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -282,7 +282,8 @@ def test_edges_and_distances_of_a_disk() -> None:
     [
         (torch.rand(1, 3, 32, 32), "fogg", 1, "unknown corruption 'fogg'; did you mean 'fog'"),
         (torch.rand(1, 3, 32, 32), "fog", 6, "severity must be 1, 2, 3, 4 or 5, got 6"),
-        (torch.rand(1, 3, 8, 32), "fog", 1, "at least 16 x 16 pixels, got 8 x 32"),
+        (torch.rand(1, 3, 7, 32), "fog", 1, "at least 8 x 8 pixels, got 7 x 32"),
+        (torch.rand(1, 3, 10, 80), "defocus_blur", 5, "radius 10 needs images of at least 11 pixels a side"),
         (torch.rand(1, 3, 32, 32) * 255, "fog", 1, r"must be in \[0, 1\]"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "fog", 1, "divide uint8 images by 255"),
         (torch.rand(1, 4, 32, 32), "fog", 1, "1 or 3"),
