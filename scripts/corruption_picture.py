@@ -17,7 +17,7 @@ SIDE, SHOWN, LABEL, GAP = 224, 104, 118, 3
 
 
 def scene() -> Tensor:
-    """A house, a tree and the sun, with fine structures and text, as (1, 3, 224, 224) in [0, 1]; drawn at twice the size."""
+    """A house, a tree and the sun, with fine structures and text, as (1, 3, 224, 224) in [0, 1]."""
     size = 2 * SIDE
     rows = np.linspace(0, 1, size)[:, None, None]
     sky = np.broadcast_to(np.array([90, 160, 230]) + rows * np.array([120, 60, 10]), (size, size, 3))

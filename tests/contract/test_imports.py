@@ -82,6 +82,11 @@ def test_rooms_import_only_along_the_arrows(path: Path) -> None:
     assert _imported_rooms(path) <= allowed
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "corruptions").glob("*.py")), ids=lambda path: path.stem)
+def test_corruptions_are_tensor_functions(path: Path) -> None:
+    assert _imported_rooms(path) <= {"corruptions", "errors", "rng"}
+
+
 @pytest.mark.parametrize("module", ["bastion", "bastion.cli", "bastion.reporting.html", "bastion.measuring.facts"])
 def test_reading_and_reporting_need_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +28,10 @@ _COLOURS = (
     ((138, 153, 165), (29, 29, 30)),
     ((112, 123, 135), (44, 43, 42)),
 )
-_DRAWN = (500, 700)
+# Of the drawn textures, in pixels.
+_DRAWN = (512, 720)
+_DIRECTIONS = 8
+_LENGTH, _THICKNESS, _CRYSTAL = 9.0, 0.8, 12.0
 
 
 def frost(
@@ -106,24 +110,33 @@ def _read(folder: Path) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=1)
 def drawn() -> tuple[Tensor, ...]:
-    """Four textures of crystals and thin branches in the colours of the photographs, always the same."""
+    """Four textures of needles of ice in the colours of the photographs, always the same."""
     return tuple(_draw(number, *colours) for number, colours in enumerate(_COLOURS))
 
 
 def _draw(number: int, mean: tuple[int, ...], std: tuple[int, ...]) -> Tensor:
-    side = 1024
-    noise = Draws(torch.arange(5) + 5 * number, 0, "frost_proc/textures").uniform("plasma", (side, side), -1.0, 1.0)
-    smooth = plasma(noise[:2], 2.0)
-    rough = plasma(noise[2:], 1.4)
-    ridges = (1 - (2 * rough - 1).abs()) ** 3
-    crystals = ridges[0] + ridges[1].rot90() + ridges[2].flip(1)
-    # Lines of equal height of a cloud whose places another one has shifted: they wind and branch.
-    line = torch.linspace(-1, 1, side)
-    grid = torch.stack([line.expand(side, side), line[:, None].expand(side, side)], -1)
-    grid = grid + 0.15 * (rough[:2].movedim(0, 2) - 0.5)
-    warped = F.grid_sample(smooth[:1, None], grid[None], padding_mode="reflection", align_corners=True)[0, 0]
-    branches = torch.exp(-((((12 * warped) % 1 - 0.5) / 0.06) ** 2)) * smooth[1]
-    light = (crystals + branches)[: _DRAWN[0], : _DRAWN[1]]
+    """Noise drawn out in eight directions. Where crystals of a direction lie, they hide the others."""
+    height, width = _DRAWN
+    draws = Draws(torch.tensor([number]), 0, "frost_proc/textures")
+    noise = torch.fft.rfft2(draws.normal("needles", (2, _DIRECTIONS, height, width))[0])
+    down, right = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)
+    needles = torch.full(_DRAWN, -torch.inf)
+    for direction in range(_DIRECTIONS):
+        angle = math.pi * direction / _DIRECTIONS
+        along = right * math.cos(angle) + down * math.sin(angle)
+        across = down * math.cos(angle) - right * math.sin(angle)
+        lines = _filtered(noise[0, direction], (_LENGTH * along) ** 2 + (_THICKNESS * across) ** 2)
+        crystals = _filtered(noise[1, direction], _CRYSTAL**2 * (along**2 + across**2))
+        needles = torch.maximum(needles, lines + crystals)
+    side = 1 << (max(_DRAWN) - 1).bit_length()
+    clouds = plasma(draws.uniform("clouds", (side, side), -1.0, 1.0), 1.6)[0, :height, :width]
+    light = needles / needles.std() + clouds / clouds.std() / 2
     light = (light - light.mean()) / light.std()
     colours = torch.tensor(mean)[:, None, None] + torch.tensor(std)[:, None, None] * light
     return (colours / 255).clamp(0, 1)
+
+
+def _filtered(spectrum: Tensor, width: Tensor) -> Tensor:
+    """Noise under a Gaussian of this squared width at each frequency, with a standard deviation of 1."""
+    made: Tensor = torch.fft.irfft2(spectrum * torch.exp(-2 * math.pi**2 * width), s=_DRAWN)
+    return made / made.std()

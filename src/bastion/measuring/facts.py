@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
-from bastion.measuring.grids import grids, in_grid
+from bastion.measuring.grids import Grid, grids
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
@@ -156,6 +156,10 @@ class Facts:
         weights = list(chosen.members.values())
         return estimate(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
 
+    def grids(self) -> list[Grid]:
+        """Of probes that vary along two axes, such as type and severity of a corruption."""
+        return grids(self.about.cases, self.accuracies())
+
     def numbers(self) -> dict[str, Estimate]:
         return self.accuracies() | self.errors()
 
@@ -209,11 +213,9 @@ class Facts:
         Probes that vary along two axes are a grid at the end, without intervals.
         """
         lines: list[tuple[str, Estimate]] = []
-        accuracies = self.accuracies()
-        grid = grids(self.about.cases, accuracies)
-        cells = {case.label for case in self.about.cases if in_grid(case, grid)}
-        for label, accuracy in accuracies.items():
-            if label in cells:
+        grid = self.grids()
+        for label, accuracy in self.accuracies().items():
+            if any(label in each.labels for each in grid):
                 continue
             lines.append((label, accuracy))
             if label in self.labels:
@@ -225,7 +227,7 @@ class Facts:
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
         rows = [f"{label:<{width}} {text}" for label, text in texts]
-        below = [line for each in grid.values() for line in each]
+        below = [line for each in grid for line in each.lines()]
         return "\n".join([head, *rows, *below, *self._remarks()])
 
     def _distances(self) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Probes that vary along two axes, such as type and severity of a corruption, as one grid of numbers in text."""
+"""Probes that vary along two axes, such as type and severity of a corruption: a grid of accuracies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bastion.measuring.intervals import Estimate
@@ -11,37 +12,46 @@ from bastion.suite import written
 if TYPE_CHECKING:
     from bastion.measuring.facts import MeasuredCase
 
-
-def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> dict[str, list[str]]:
-    """By probe, the lines of its grid: one for each value of the first axis, one column for each of the second."""
-    made = {}
-    for base in dict.fromkeys(_base(case) for case in cases if _is_cell(case, accuracies)):
-        own = [case for case in cases if _is_cell(case, accuracies) and _base(case) == base]
-        (rows, columns), cells = own[0].at, {tuple(map(written, case.at.values())): case.label for case in own}
-        across, down = list(dict.fromkeys(key[1] for key in cells)), list(dict.fromkeys(key[0] for key in cells))
-        if len(across) < 2 or len(down) < 2 or len(cells) < len(own):
-            continue
-        width = max(16, *(len(f"{rows}={value}") for value in down))
-        head = [f"{columns}={value}" for value in across]
-        lines = [f"{base + ', %':<{width}} {' '.join(head)}"]
-        for value in down:
-            labels = [cells.get((value, each)) for each in across]
-            numbers = [f"{100 * accuracies[label].value:.1f}" if label else "" for label in labels]
-            texts = [f"{number:>{len(title)}}" for number, title in zip(numbers, head, strict=True)]
-            lines.append(f"{f'{rows}={value}':<{width}} {' '.join(texts)}")
-        made[base] = lines
-    return made
+Key = tuple[str, str]  # values of the two axes
 
 
-def in_grid(case: MeasuredCase, made: Mapping[str, list[str]]) -> bool:
-    return len(case.at) == 2 and _base(case) in made
+@dataclass(frozen=True)
+class Grid:
+    """One line for each value of the first axis, one column for each of the second."""
+
+    probe: str
+    axes: Key
+    cells: dict[Key, str]  # labels of cases
+    accuracies: Mapping[str, Estimate]
+
+    @property
+    def labels(self) -> set[str]:
+        return set(self.cells.values())
+
+    def lines(self) -> list[str]:
+        """As text, in percent."""
+        rows, columns = (list(dict.fromkeys(key[axis] for key in self.cells)) for axis in (0, 1))
+        titles = [f"{self.axes[0]}={value}" for value in rows]
+        head = [f"{self.axes[1]}={value}" for value in columns]
+        width = max(16, *map(len, titles))
+        lines = [f"{self.probe + ', %':<{width}} {' '.join(head)}"]
+        for row, title in zip(rows, titles, strict=True):
+            texts = [f"{self._percent((row, column)):>{len(each)}}" for column, each in zip(columns, head, strict=True)]
+            lines.append(f"{title:<{width}} {' '.join(texts)}")
+        return lines
+
+    def _percent(self, key: Key) -> str:
+        return f"{100 * self.accuracies[self.cells[key]].value:.1f}" if key in self.cells else ""
 
 
-def _is_cell(case: MeasuredCase, accuracies: Mapping[str, Estimate]) -> bool:
-    return len(case.at) == 2 and case.label in accuracies
-
-
-def _base(case: MeasuredCase) -> str:
-    """The label without the values of the axes."""
-    said = " ".join(f"{name}={written(value)}" for name, value in case.at.items())
-    return case.label.removesuffix(f" {said}")
+def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> list[Grid]:
+    """Of every probe that has two axes with several values each."""
+    made: dict[str, Grid] = {}
+    for case in cases:
+        if len(case.at) == 2 and case.label in accuracies:
+            (first, second), (row, column) = case.at, map(written, case.at.values())
+            probe = case.label.removesuffix(f" {first}={row} {second}={column}")  # else an axis has one value
+            if probe != case.label:
+                grid = made.setdefault(probe, Grid(probe, (first, second), {}, accuracies))
+                grid.cells[row, column] = case.label
+    return list(made.values())

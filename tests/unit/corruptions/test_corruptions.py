@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from bastion.corruptions import COMMON, EXTRA, NAMES, SEVERITIES, corrupt
 from bastion.corruptions.draws import Draws
+from bastion.corruptions.frost import _COLOURS, drawn
 from bastion.corruptions.parameters import for_size, lookup
 from bastion.corruptions.poisson import _probabilities, _tables
 from bastion.corruptions.spatter import canny, distance_to
@@ -197,6 +198,13 @@ def test_frost_adds_one_of_the_first_five_textures(textures: Path) -> None:
     weight = 0.2
     found = sorted({round(float(level) * 255) for level in made.unique()})
     assert found == [math.floor(weight * 20 * number) for number in range(1, 6)]
+
+
+def test_drawn_frost_has_the_colours_of_the_photographs() -> None:
+    for texture, (mean, std) in zip(drawn(), _COLOURS, strict=True):
+        assert texture.shape[0] == 3 and min(texture.shape[1:]) >= 500
+        assert (texture.mean((1, 2)) * 255).tolist() == pytest.approx(mean, abs=3)
+        assert (texture.std((1, 2)) * 255).tolist() == pytest.approx(std, rel=0.1)
 
 
 def test_frost_without_its_photographs_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
