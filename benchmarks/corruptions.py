@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import time
 from pathlib import Path
@@ -103,7 +104,7 @@ def table(reference: Reference, side: int, rounds: int) -> list[str]:
         f"| {side} x {side} | bastion, images/s | imagecorruptions, images/s | ratio |",
         "| --- | --- | --- | --- |",
     ]
-    totals = [0.0, 0.0]
+    totals, logarithms = [0.0, 0.0], 0.0
     for name in (*COMMON, *EXTRA):
         bastion_seconds(name, side, 1, reference.textures)  # tables and textures are made once
         reference.seconds(name, side, 1)
@@ -113,9 +114,12 @@ def table(reference: Reference, side: int, rounds: int) -> list[str]:
             theirs.append(reference.seconds(name, side, their_images))
         seconds = [sum(map(min, zip(*each, strict=True))) / len(SEVERITIES) for each in (own, theirs)]
         totals = [total + spent for total, spent in zip(totals, seconds, strict=True)]
+        logarithms += math.log(seconds[1] / seconds[0])
         lines.append(_row(name, *seconds))
         print(lines[-1], flush=True)
-    return [*lines, _row("**all, one after another**", *(total / len((*COMMON, *EXTRA)) for total in totals))]
+    count = len((*COMMON, *EXTRA))
+    lines.append(_row("**all, one after another**", *(total / count for total in totals)))
+    return [*lines, f"| geometric mean of the ratios | | | {math.exp(logarithms / count):.1f} |"]
 
 
 def _row(name: str, own: float, theirs: float) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bastion.corruptions.draws import Draws
-from bastion.corruptions.filters import convolve, enlarge, gaussian
+from bastion.corruptions.filters import convolve, enlarge_transposed, gaussian
 
 
 def gaussian_blur(x: Tensor, draws: Draws, sigma: float) -> Tensor:
@@ -97,7 +97,7 @@ def move(x: Tensor, angles: Tensor, radius: int, sigma: float) -> Tensor:
 
 def zoom_blur(x: Tensor, draws: Draws, step: float, count: int) -> Tensor:
     """The mean of the image and of its enlargements by 1, 1 + step, …; so the image itself is in it twice."""
-    total = 2 * x
+    total, columns = 2 * x, x.mT.contiguous()
     for number in range(1, count):
-        total = total + enlarge(x, 1 + number * step)
-    return total / (count + 1)
+        total.add_(enlarge_transposed(columns, 1 + number * step))
+    return total.div_(count + 1)

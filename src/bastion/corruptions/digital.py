@@ -78,9 +78,9 @@ def pixelate(x: Tensor, draws: Draws, factor: float) -> Tensor:
     height, width = x.shape[-2:]
     pixels = (x * 255).round_().mT.contiguous()  # rows are copied whole, so the columns are made rows
     narrow = _box_means(pixels, int(width * factor)).mT.contiguous()
-    small = _box_means(narrow, int(height * factor))
+    small = _box_means(narrow, int(height * factor)).div_(255)
     tall = small.index_select(2, _nearest(small.shape[2], height).to(x.device)).mT.contiguous()
-    return tall.index_select(2, _nearest(tall.shape[2], width).to(x.device)).mT / 255
+    return tall.index_select(2, _nearest(tall.shape[2], width).to(x.device)).mT
 
 
 def _box_means(x: Tensor, side: int) -> Tensor:

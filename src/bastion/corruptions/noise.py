@@ -20,7 +20,8 @@ def speckle_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
 
 def shot_noise(x: Tensor, draws: Draws, photons: int) -> Tensor:
     """Counts of photons: Poisson(photons · x) / photons. x is taken as 8-bit, as stored images are."""
-    return poisson((x * 255).round().long(), photons, draws.uniform("noise", x.shape[1:])) / photons
+    counts = poisson((x.detach() * 255).round().float(), photons, draws.uniform("noise", x.shape[1:]))
+    return counts.to(x.dtype) / photons
 
 
 def impulse_noise(x: Tensor, draws: Draws, amount: float) -> Tensor:

@@ -16,13 +16,14 @@ _LEVELS = 256
 
 
 def poisson(levels: Tensor, scale: float, u: Tensor) -> Tensor:
-    """Poisson(scale · levels / 255), for levels 0 to 255 and as many uniform numbers, as float32."""
+    """Poisson(scale · levels / 255), for levels 0 to 255 as float32 and as many uniform numbers."""
     thresholds, aliases = (table.to(u.device) for table in _tables(scale))
     columns = len(thresholds) // _LEVELS
-    scaled = u * columns
-    column = scaled.long()  # u has 24 bits: those that do not choose the column are the uniform number within it
-    places = column + levels * columns
-    return torch.where(scaled - column < thresholds[places], column, aliases[places]).float()
+    scaled = u.flatten() * columns
+    column = scaled.floor()  # u has 24 bits: those that do not choose the column are the uniform number within it
+    places = (levels.flatten() * columns + column).int()
+    own = scaled.sub_(column) < thresholds.index_select(0, places)
+    return torch.where(own, column, aliases.index_select(0, places)).view(u.shape)
 
 
 @lru_cache(maxsize=16)
@@ -30,7 +31,7 @@ def _tables(scale: float) -> tuple[Tensor, Tensor]:
     """For each level a row of equally likely columns k: the share of it that is k itself, and what the rest is."""
     columns = 1 << int(np.ceil(np.log2(scale + 10 * scale**0.5 + 10)))
     threshold, alias = _alias_tables(_probabilities(scale, columns) * columns)
-    return torch.from_numpy(threshold).float().flatten(), torch.from_numpy(alias).flatten()
+    return torch.from_numpy(threshold).float().flatten(), torch.from_numpy(alias).float().flatten()
 
 
 def _alias_tables(shares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

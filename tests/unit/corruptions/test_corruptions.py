@@ -76,6 +76,14 @@ def test_shape_and_range_stay_and_values_are_8_bit(name: str, shape: tuple[int, 
         assert not torch.equal(made, x) or shape[1] == 8  # too small to be zoomed by 6 %
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_double_precision_stays(name: str) -> None:
+    x, index = pictures(1), torch.zeros(1, dtype=torch.long)
+    made = corrupt(x.double(), name, 2, index=index)
+    assert made.dtype == torch.float64
+    assert ((made - corrupt(x, name, 2, index=index)).abs() > 0.5 / 255).float().mean() < 0.02  # at the edge of a level
+
+
 @pytest.mark.parametrize("name", RANDOM)
 def test_other_examples_and_seeds_give_other_numbers(name: str) -> None:
     x = pictures(1).expand(2, -1, -1, -1)
@@ -154,7 +162,7 @@ def test_alias_tables_hold_the_probabilities(scale: int) -> None:
     columns = thresholds.shape[1]
     held = thresholds / columns
     for level in (0, 1, 100, 255):
-        np.add.at(held[level], aliases[level], (1 - thresholds[level]) / columns)
+        np.add.at(held[level], aliases[level].astype(int), (1 - thresholds[level]) / columns)
     assert np.allclose(held[[0, 1, 100, 255]], _probabilities(scale, columns)[[0, 1, 100, 255]], atol=1e-7)
 
 
