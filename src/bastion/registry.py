@@ -41,7 +41,7 @@ class Registry(Generic[T]):
     """All factories of one kind of thing."""
 
     def __init__(self, kind: str, package: str, product: type[T], finish: Callable[..., T] | None = None) -> None:
-        """`finish` gets what a factory made; every spec may set its keywords beside the factory's own."""
+        """`finish` gets what a factory made; every spec may set its keywords, but for those that the factory takes."""
         self.kind = kind
         self.package = package
         self._factories: dict[str, Callable[..., T]] = {}
@@ -111,6 +111,18 @@ class Registry(Generic[T]):
                 raise
             raise SettingsError(where, (), str(error)) from error
 
+    def finish_keys(self, name: str | None = None) -> set[str]:
+        """The keywords of `finish`, without those that the named factory takes itself."""
+        return _named(self._finish) - (_named(self.factory(name)) if name else set())
+
+    def finish(self, product: T, settings: Mapping[str, Any], path: str = "") -> T:
+        """`finish` of what is made already, with these of its keywords."""
+        where = path or self.kind
+        try:
+            return self._finish(product, **check_arguments(self._finish, settings, where))
+        except (BastionError, ValueError) as error:
+            raise error if isinstance(error, SettingsError) else SettingsError(where, (), str(error)) from error
+
     def schema(self) -> dict[str, Any]:
         """JSON schema of a spec: a name, or a name with settings. `$defs` has what the settings refer to."""
         forms: list[dict[str, Any]] = []
@@ -119,7 +131,7 @@ class Registry(Generic[T]):
             form = arguments_schema(self.factory(name))
             parts |= form.pop("$defs", {})
             known = {"type": "string", "pattern": f"^{name[:-1]}"} if name.endswith("/*") else {"const": name}
-            form["properties"] = {"name": known, **form.get("properties", {}), **self._last_schema()}
+            form["properties"] = {"name": known, **self._last_schema(), **form.get("properties", {})}
             form["required"] = ["name", *form.get("required", [])]
             forms.append(form | {"title": name, "description": first_line(self.factory(name))})
         short = {"type": "string", "enum": [name for name in self.names() if not name.endswith("/*")]}
@@ -139,7 +151,7 @@ class Registry(Generic[T]):
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
             raise SettingsError(where, (), f"expected one {self.kind} as {{name: …}}, got {spec!r}")
         factory = self.factory(spec["name"], path)
-        last = _named(self._finish)
+        last = self.finish_keys(spec["name"])
         values = {str(key): value for key, value in spec.items() if key != "name"}
         own = {key: value for key, value in values.items() if key not in last}
         rest = {key: value for key, value in values.items() if key in last}

@@ -7,6 +7,7 @@ a bijection of 64-bit words that passes the usual test batteries as a counter-ba
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import random
@@ -32,13 +33,14 @@ _MIX2 = _signed(0x94D049BB133111EB)
 
 def _shift(word: Tensor, bits: int) -> Tensor:
     """Logical right shift; torch's own is arithmetic on int64."""
-    return (word >> bits) & ((1 << (64 - bits)) - 1)
+    return (word >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(word: Tensor) -> Tensor:
-    word = (word ^ _shift(word, 30)) * _MIX1
-    word = (word ^ _shift(word, 27)) * _MIX2
-    return word ^ _shift(word, 31)
+    # In place where the memory is this function's own: allocating is most of the cost of large draws.
+    word = _shift(word, 30).bitwise_xor_(word).mul_(_MIX1)
+    word = _shift(word, 27).bitwise_xor_(word).mul_(_MIX2)
+    return _shift(word, 31).bitwise_xor_(word)
 
 
 def key(*parts: int | str) -> int:
@@ -54,11 +56,15 @@ def _example_keys(seed: int, index: Tensor, draw: Draw) -> Tensor:
     return _mix(_mix(_mix(start) + index.long() * _WEYL) + (number * torch.tensor(_WEYL, device=index.device)))
 
 
+@functools.lru_cache(maxsize=8)  # draws of one shape follow each other: half of their cost
+def _element_words(count: int, device: torch.device) -> Tensor:
+    return _mix((torch.arange(count, device=device) + 1) * _WEYL)
+
+
 def bits(seed: int, index: Tensor, draw: Draw, shape: Sequence[int] = ()) -> Tensor:
     """(B, *shape) int64, every one of the 64 bits random."""
-    elements = torch.arange(math.prod(shape), device=index.device)
     # The element is hashed before it meets the key: two examples never see shifted copies of one stream.
-    words = _mix(_example_keys(seed, index, draw)[:, None] ^ _mix((elements + 1) * _WEYL)[None, :])
+    words = _mix(_example_keys(seed, index, draw)[:, None] ^ _element_words(math.prod(shape), index.device)[None, :])
     return words.reshape(len(index), *shape)
 
 

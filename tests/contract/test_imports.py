@@ -31,6 +31,7 @@ ROOTS = {
     "journal",
     "threat",
     "attention",
+    "corruptions",
 }
 # room -> the rooms it may import besides ROOTS and itself
 ARROWS: dict[str, set[str]] = {
@@ -79,6 +80,11 @@ def test_rooms_import_only_along_the_arrows(path: Path) -> None:
     room = _room(path)
     allowed = ROOTS | {room} | ARROWS[room]
     assert _imported_rooms(path) <= allowed
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "corruptions").glob("*.py")), ids=lambda path: path.stem)
+def test_corruptions_are_tensor_functions(path: Path) -> None:
+    assert _imported_rooms(path) <= {"corruptions", "errors", "rng"}
 
 
 @pytest.mark.parametrize(

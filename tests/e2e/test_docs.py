@@ -25,6 +25,7 @@ PAGES = [
     "docs/attacks.md",
     "docs/costs.md",
     "docs/intervals.md",
+    "docs/corruptions.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 

@@ -175,3 +175,20 @@ def test_a_plug_in_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("BASTION_PLUGINS", str(tmp_path))
     with pytest.raises(BastionError, match=r"broken.py: the plug-in cannot be imported: SyntaxError"):
         Registry("attack", "bastion.attacks", type("Product", (), {})).names()
+
+
+def test_a_key_of_finish_that_the_factory_takes_is_the_factorys() -> None:
+    def finish(product: str, /, *, size: int = 0, colour: str = "red") -> str:
+        return f"{product} finished {size} {colour}"
+
+    def own(size: int = 1) -> str:
+        return f"own {size}"
+
+    registry: Registry[str] = Registry("word", "bastion.probes", type("Word", (), {}), finish=finish)  # type: ignore[arg-type]
+    registry.register("own")(own)
+    registry.register("plain")(lambda: "plain")
+    assert registry.build({"name": "own", "size": 5, "colour": "blue"}) == "own 5 finished 0 blue"
+    assert registry.build({"name": "plain", "size": 5}) == "plain finished 5 red"
+    assert registry.finish("made", {"size": 2}) == "made finished 2 red"
+    with pytest.raises(BastionError, match="word.size: expected a whole number"):
+        registry.finish("made", {"size": "two"})

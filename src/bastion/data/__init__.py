@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bastion._torchvision  # noqa: F401  (before any module here imports torchvision or timm)
+from bastion.data.corrupted import corrupted
 from bastion.registry import Registry
 from bastion.types import DataSet
 
-datasets: Registry[DataSet] = Registry("data set", __name__, DataSet)
+datasets: Registry[DataSet] = Registry("data set", __name__, DataSet, finish=corrupted)
 
 # name -> get(source): fetch the data set, or take it from the file or folder `source`, and store it.
 acquirers: dict[str, Callable[[Path | None], Path]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ class ArraySplit:
         return stored.permute(0, 3, 1, 2).contiguous()
 
     def digest(self) -> str:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         rows = self.index.numpy()
         return sha256(self._images[rows], self._labels[rows])
 

@@ -28,8 +28,9 @@ from torch.distributed.rendezvous import rendezvous
 from bastion.errors import BastionError, Interrupted
 from bastion.measuring.identity import identify, one_thread, read_identity
 from bastion.measuring.store import Column
-from bastion.measuring.worker import Job, Task, Worker, build_data, data_key, on_device
+from bastion.measuring.worker import Job, Task, Worker, build_data, on_device
 from bastion.signals import StopRequest, deaf_children, end_with_parent
+from bastion.types import DataSet
 
 POLL = 0.2  # seconds
 
@@ -111,13 +112,14 @@ def _start(job: Job, turns: Any) -> None:
 
 
 def _make_worker(job: Job, device: str) -> Worker:
-    model, data = on_device(job.model, device), build_data(job.data, job.suite.data)
+    built: dict[str, DataSet] = {}
+    model, data = on_device(job.model, device), build_data(job.data, job.suite.data, built)
     if not identify(model, data, job.split).acts_as(read_identity(job.folder)):
         raise BastionError(
             "measure: a worker process has another model or other data: changed on the disk meanwhile, or not the same "
             "after pickling; measure again, or with workers=1"
         )
-    return Worker(job, model, {data_key(job.suite.data): data})
+    return Worker(job, model, built)
 
 
 def _work(task: Task) -> Column | None:

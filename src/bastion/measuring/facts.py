@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
+from bastion.measuring.grids import Grid, grids
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.order import measured_positions
 from bastion.measuring.sampling import TwoPhase, confidence_sequence, two_phase
@@ -197,6 +198,10 @@ class Facts:
         found = [label for label in self.labels if all(f"{label}/{name}" in self.columns for name in PHASES)]
         return {label: self.two_phase(label) for label in found}
 
+    def grids(self) -> list[Grid]:
+        """Of probes that vary along two axes, such as type and severity of a corruption."""
+        return grids(self.about.cases, self.accuracies())
+
     def numbers(self) -> dict[str, Estimate]:
         """All estimates that sum the measurement up. Those of two phases have an interval about all images too."""
         phased = {label: each.population for label, each in self.two_phases().items()}
@@ -259,9 +264,15 @@ class Facts:
         return sanity.warnings({name: self.columns[name] for name in self.columns if sanity.is_check(name)})
 
     def table(self) -> str:
-        """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text."""
+        """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text.
+
+        Probes that vary along two axes are a grid at the end, without intervals.
+        """
+        grid = self.grids()
         rows: list[tuple[str, str, str]] = []
         for label, accuracy in self.accuracies().items():
+            if any(label in each.labels for each in grid):
+                continue
             rows.append((label, self._threat(label), _percentages(accuracy) + self._printed(label)))
             if label in self.labels:
                 rows += [(f"  {stage}", "", _percentages(after)) for stage, after in self.stages(label).items()]
@@ -275,7 +286,8 @@ class Facts:
         rows += [(name, "", text) for name, text in self._scalars().items()]
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
-        return "\n".join([head, *_aligned(rows), *self._remarks()])
+        below = [line for each in grid for line in each.lines()]
+        return "\n".join([head, *_aligned(rows), *below, *self._remarks()])
 
     def _phases(self, label: str, phased: TwoPhase) -> str:
         survived, sampled, lost = (int(self.columns[f"{label}/{name}"].sum()) for name in PHASES)

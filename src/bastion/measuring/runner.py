@@ -36,7 +36,7 @@ from bastion.measuring.identity import Identity, device_of, identify
 from bastion.measuring.order import Limits, Tally, measured_positions, shuffled
 from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column
-from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
+from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, on_device
 from bastion.models import checkpoint
 from bastion.models.load import best_device, locate
 from bastion.progress import bar
@@ -164,7 +164,8 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     suite = given.suite if isinstance(given.suite, Suite) else load_suite(given.suite, given.changes)
     devices = _devices(source)
     network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
-    base = build_data(given.data, suite.data)
+    built: dict[str, DataSet] = {}
+    base = build_data(given.data, suite.data, built)
     n = _count(base, given.split, given.limit)
     check_fit(network, base)
     identity = identify(network, base, given.split)
@@ -185,7 +186,7 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
         devices=devices,
         acceleration=given.acceleration,
     )
-    worker = Worker(job, network, {data_key(suite.data): base})
+    worker = Worker(job, network, built)
     for case in worker.cases:
         _count(worker.data(case), given.split, n)
         check_fit(worker.model_for(case).given, worker.data(case))

@@ -62,10 +62,11 @@ class Job:
 class Worker:
     """Measures one task at a time, on one thread."""
 
-    def __init__(self, job: Job, model: nn.Module, known: Mapping[str, DataSet] | None = None) -> None:
+    def __init__(self, job: Job, model: nn.Module, built: dict[str, DataSet] | None = None) -> None:
         self.job, self.model = job, accelerate(model, enabled=job.acceleration)  # once for all attacks of all probes
         self.cases = job.suite.cases()
-        self._data = dict(known or {})
+        self._built = {} if built is None else built
+        self._data: dict[str, DataSet] = {}  # by the changes of a case
         self._adapted: dict[tuple[int, int, int], Accelerated] = {}
         self._origin = _origin(model, job)
 
@@ -77,7 +78,7 @@ class Worker:
         """The variant of the data set that the case is about."""
         key = data_key(case.data)
         if key not in self._data:
-            self._data[key] = build_data(self.job.data, case.data)
+            self._data[key] = build_data(self.job.data, case.data, self._built)
         return self._data[key]
 
     def model_for(self, case: Case) -> Accelerated:
@@ -194,15 +195,27 @@ def build_case(case: Case) -> Probe | Study:
     return probes.build(case.spec, path) if case.kind == "probes" else studies.build(case.spec, path)
 
 
-def build_data(data: Data, changes: Mapping[str, Any]) -> DataSet:
-    """The data set with these changes to its settings."""
+def build_data(data: Data, changes: Mapping[str, Any], built: dict[str, DataSet] | None = None) -> DataSet:
+    """The data set with these changes to its settings.
+
+    `built` keeps those that were built, without the keys that all data sets take, such as `corruption`: variants that
+    differ in these share the images.
+    """
     if isinstance(data, DataSet):
-        if changes:
+        if strange := changes.keys() - datasets.finish_keys():
             raise BastionError(
-                f"data: the suite changes {', '.join(changes)}, so the data set must be given by its name or settings"
+                f"data: the suite changes {', '.join(sorted(strange))}, so the data set must be given by its name or "
+                "settings"
             )
-        return data
-    return datasets.build(merge({"data": data}, {"data": changes})["data"] if changes else data, "data")
+        return datasets.finish(data, changes, "data") if changes else data
+    spec = merge({"data": data}, {"data": changes})["data"] if changes else data
+    spec = {"name": spec} if isinstance(spec, str) else dict(spec)
+    datasets.check(spec, "data")
+    last = {key: spec.pop(key) for key in datasets.finish_keys(spec["name"]) & spec.keys()}
+    built, name = {} if built is None else built, data_key(spec)
+    if name not in built:
+        built[name] = datasets.build(spec, "data")
+    return datasets.finish(built[name], last, "data") if last else built[name]
 
 
 def adapted(model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:

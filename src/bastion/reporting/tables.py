@@ -73,7 +73,9 @@ class Comparison:
 
     @property
     def columns(self) -> list[str]:
-        return list(self.rows[0].accuracies)
+        """Probes that vary along two axes would be too many: of them the aggregates stand here."""
+        cells = {label for grid in self.rows[0].facts.grids() for label in grid.labels}
+        return [label for label in self.rows[0].accuracies if label not in cells]
 
     @property
     def chance(self) -> float:

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bastion.data.arrays import ArrayData
 from bastion.storage import Arrays
+from bastion.types import DataSet
 
 
 class Python2Pickler(pickle._Pickler):
@@ -60,3 +62,9 @@ def mean_and_std(images: np.ndarray) -> tuple[list[float], list[float]]:
 
 def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def random_data_set(train: int = 40, test: int = 20, *, classes: int = 10) -> DataSet:
+    """Images of noise as a data set."""
+    known = ArrayData("noise", tuple(map(str, range(classes))), mean=(0.5,) * 3, std=(0.25,) * 3)
+    return known.data_set(random_arrays(train, test, classes=classes))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from bastion import BastionError, storage
 from bastion.attacks.pgd import PGD
+from bastion.corruptions import corrupt
+from bastion.data import datasets
 from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.measuring.facts import read_measurements
@@ -454,3 +456,45 @@ def test_a_suite_of_distances_has_a_row_for_them(ask: Any) -> None:
     distance = facts.columns["far/distance"]
     assert f"median distance {np.median(distance):.4g}, {np.isinf(distance).sum()} not fooled  n = 8" in facts.table()
     assert facts.columns["far/forwards"].max() > 5
+
+
+CORRUPTED = {
+    "axes": {
+        "type": {"set": "probes.corrupted.data.corruption", "to": ["contrast", "fog"]},
+        "severity": {"set": "probes.corrupted.data.severity", "to": [1, 5]},
+    },
+    "probes": {"clean": "accuracy", "corrupted": {"name": "accuracy", "role": "corruption"}},
+    "aggregates": {"mean": {"mean": ["corrupted"]}},
+}
+
+
+def test_a_suite_corrupts_a_data_set_that_is_given_as_an_object(
+    ask: Any, tiny_model: Classifier, tiny_data: DataSet
+) -> None:
+    facts = ask(suite=CORRUPTED)
+    batch = tiny_data.test.batch(range(40))
+    for name, severity in (("contrast", 5), ("fog", 1)):
+        made = corrupt(batch.x, name, severity, index=batch.index)
+        right = tiny_model.eval()(made).argmax(1) == batch.y
+        assert np.array_equal(facts.correct(f"corrupted type={name} severity={severity}"), right.numpy())
+    assert len({case.store for case in facts.about.cases}) == 5
+
+
+def test_variants_of_the_data_share_its_images(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise 75 corruptions would hold a data set 75 times."""
+    built = []
+    make = datasets.build
+    monkeypatch.setattr(datasets, "build", lambda *given: built.append(given) or make(*given))
+    ask(model=nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), suite=CORRUPTED, data="cifar10-mini", limit=4)
+    assert len(built) == 1
+
+
+def test_probes_along_two_axes_are_a_grid(ask: Any) -> None:
+    facts = ask(suite=CORRUPTED)
+    lines = facts.table().splitlines()
+    values = {label: f"{100 * each.value:.1f}" for label, each in facts.accuracies().items()}
+    assert lines[-3].split() == ["corrupted,", "%", "severity=1", "severity=5"]
+    for line, name in zip(lines[-2:], ("contrast", "fog"), strict=True):
+        cells = [values[f"corrupted type={name} severity={severity}"] for severity in (1, 5)]
+        assert line.split() == [f"type={name}", *cells]
+    assert [line.split()[0] for line in lines[1:-3]] == ["clean", "mean"]

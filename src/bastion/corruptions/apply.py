@@ -1,0 +1,113 @@
+"""Corrupt a batch of images: each one by itself, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bastion.corruptions import blur, digital, noise, weather
+from bastion.corruptions.draws import Draws
+from bastion.corruptions.frost import drawn, frost, photographs
+from bastion.corruptions.parameters import NAMES, SEVERITIES, ParameterSet, for_size, lookup
+from bastion.corruptions.spatter import spatter
+from bastion.errors import BastionError, did_you_mean
+
+VERSION = 1  # raised when the same settings give other images: stored facts are then made anew
+SMALLEST = 8  # pixels a side: less is nothing to see
+_AT_ONCE = 1 << 17  # values of images that are worked on at a time: more do not fit into the processor's cache
+_EIGHT_BITS = ("pixelate", "jpeg_compression")  # as Pillow stores them
+_JPEG85 = 85  # quality of the published ImageNet-C files
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
+    "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
+    "snow": weather.snow,
+    "frost": frost,
+    "fog": weather.fog,
+    "brightness": weather.brightness,
+    "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
+    "jpeg_compression": digital.jpeg_compression,
+    "speckle_noise": noise.speckle_noise,
+    "gaussian_blur": blur.gaussian_blur,
+    "spatter": spatter,
+    "saturate": digital.saturate,
+    "frost_proc": frost,
+}
+
+
+def corrupt(
+    x: Tensor,
+    name: str,
+    severity: int,
+    *,
+    index: Tensor,
+    seed: int = 0,
+    parameters: ParameterSet | None = None,
+    truncate: bool = True,
+    jpeg85: bool = False,
+    textures: str | Path | None = None,
+) -> Tensor:
+    """Images (B, C, H, W) in [0, 1] with a common corruption (Hendrycks and Dietterich 2019), of the same shape.
+
+    What is random is a pure function of seed, name, severity and the example's `index` (B,). `parameters` None: by
+    the size of the images. `truncate` cuts to 8 bits, as the published sets are; without it most corruptions are
+    differentiable. `jpeg85` stores the result as JPEG of quality 85 and reads it back, as ImageNet-C was made.
+    `textures` is the folder of the photographs that `frost` needs.
+    """
+    check_name(name, severity)
+    _check_images(x, index)
+    values = lookup(parameters or for_size(*x.shape[-2:]), name, severity)
+    if name in ("frost", "frost_proc"):
+        values = (photographs(textures) if name == "frost" else drawn(), *values)
+    step, parts = max(1, _AT_ONCE // max(1, x[:1].numel())), []
+    for start in range(0, len(x), step):
+        draws = Draws(index[start : start + step], seed, f"{name}/{severity}")
+        made = _FUNCTIONS[name](x[start : start + step], draws, *values)
+        if name not in _EIGHT_BITS:
+            made = made.clamp(0, 1)
+            made = _eight_bits(made, rounded=name == "motion_blur") if truncate else made
+        parts.append(digital.jpeg(made, _JPEG85) if jpeg85 else made)
+    return torch.cat(parts) if parts else x.clone()
+
+
+def _eight_bits(x: Tensor, *, rounded: bool) -> Tensor:
+    """Cut off, as numpy.uint8 does; ImageMagick, which made the motion blur, rounds."""
+    # A value that is just below a level by the rounding of float32 is that level.
+    return (x * 255).add_(0.5 if rounded else 2.0**-10).floor_().div_(255)
+
+
+def check_name(name: str, severity: int) -> None:
+    if name not in NAMES:
+        raise BastionError(f"unknown corruption '{name}'{did_you_mean(name, NAMES)}")
+    if severity not in SEVERITIES or isinstance(severity, bool):
+        raise BastionError(f"{name}: severity must be 1, 2, 3, 4 or 5, got {severity!r}")
+
+
+def _check_images(x: Tensor, index: Tensor) -> None:
+    if x.ndim != 4 or not x.is_floating_point() or x.shape[1] not in (1, 3):
+        raise BastionError(
+            f"corrupt: images must be floating-point numbers in [0, 1] of shape (B, 1 or 3, H, W), got {x.dtype} "
+            f"{tuple(x.shape)}; divide uint8 images by 255"
+        )
+    if min(x.shape[-2:]) < SMALLEST:
+        raise BastionError(
+            f"corrupt: images must be at least {SMALLEST} x {SMALLEST} pixels, got {x.shape[2]} x {x.shape[3]}"
+        )
+    if index.shape != x.shape[:1] or index.is_floating_point():
+        raise BastionError(
+            f"corrupt: index must be the examples' numbers, {len(x)} integers, got {index.dtype} {tuple(index.shape)}"
+        )
+    if len(x):
+        low, high = x.detach().aminmax()
+        if not (low >= 0 and high <= 1):  # false for NaN too
+            raise BastionError(f"corrupt: pixels must be in [0, 1], got {low:.4g} to {high:.4g}")

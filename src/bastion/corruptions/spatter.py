@@ -1,0 +1,125 @@
+"""Spatter: drops of water or mud on the lens. What OpenCV does in the published code is written out in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bastion.corruptions.draws import Draws
+from bastion.corruptions.filters import gaussian
+from bastion.corruptions.weather import luma
+
+_WATER = (175 / 255, 238 / 255, 238 / 255)  # pale turquoise
+_MUD = (63 / 255, 42 / 255, 20 / 255)
+_FAR = 20  # pixels from an edge; what is further counts as that far
+_EMBOSS = ((-2.0, -1.0, 0.0), (-1.0, 1.0, 1.0), (0.0, 1.0, 2.0))
+
+
+def spatter(
+    x: Tensor, draws: Draws, mean: float, std: float, blur: float, threshold: float, strength: float, mud: bool
+) -> Tensor:
+    noise = mean + std * draws.normal("liquid", (1, *x.shape[-2:]))
+    liquid = gaussian(noise, blur)
+    liquid = torch.where(liquid < threshold, torch.zeros_like(liquid), liquid)
+    if mud:
+        cover = gaussian((liquid > threshold).to(x.dtype), strength)
+        cover = torch.where(cover < 0.8, torch.zeros_like(cover), cover)
+        return x * (1 - cover) + cover * _colour(_MUD, x)
+    return x + water(liquid) * strength * _colour(_WATER, x)
+
+
+def _colour(rgb: tuple[float, float, float], x: Tensor) -> Tensor:
+    """(1, C, 1, 1)."""
+    colour = x.new_tensor(rgb)[None, :, None, None]
+    return luma(colour) if x.shape[1] == 1 else colour
+
+
+def water(liquid: Tensor) -> Tensor:
+    """(B, 1, H, W) in [0, 1]: drops with light edges, from the thickness of the liquid."""
+    thickness = (liquid * 255).floor().clamp(0, 255)
+    depth = distance_to(canny(thickness, 50, 150))
+    depth = equalise(_box(depth).add(1e-4).floor())
+    relief = F.conv2d(_mirrored(depth), depth.new_tensor(_EMBOSS)[None, None]).clamp(0, 255)
+    light = thickness * _box(relief).add(0.5).floor()
+    return light / light.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
+
+
+def _mirrored(x: Tensor) -> Tensor:
+    return F.pad(x, (1, 1, 1, 1), mode="reflect")
+
+
+def _box(x: Tensor) -> Tensor:
+    """The mean of 3 x 3 pixels."""
+    return _three_by_three(_mirrored(x)) / 9
+
+
+def _three_by_three(x: Tensor) -> Tensor:
+    """The sum around each pixel but those of the border: six shifted additions, cheaper than pooling or convolving."""
+    rows = x[..., :-2, :] + x[..., 1:-1, :] + x[..., 2:, :]
+    return rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+
+
+def canny(x: Tensor, low: float, high: float) -> Tensor:
+    """Edges by Canny (1986) of images (B, 1, H, W) with 8-bit values, as cv2.Canny finds them; bool."""
+    padded = F.pad(x, (1, 1, 1, 1), mode="replicate")
+    across = padded[..., 2:] - padded[..., :-2]  # (B, 1, H + 2, W)
+    dx = across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]
+    down = padded[..., 2:, :] - padded[..., :-2, :]
+    dy = down[..., :-2] + 2 * down[..., 1:-1] + down[..., 2:]
+    steep = dx.abs() + dy.abs()
+    candidate = (steep > low) & _is_ridge(steep, dx, dy)
+    edges = candidate & (steep > high)
+    while True:  # weak ones count if they touch an edge
+        grown = (_three_by_three(F.pad(edges.float(), (1, 1, 1, 1))) > 0) & candidate
+        if torch.equal(grown, edges):
+            return edges
+        edges = grown
+
+
+def _is_ridge(steep: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
+    """Steeper than both neighbours along the gradient, which is rounded to eight directions."""
+    around = F.pad(steep, (1, 1, 1, 1))
+    height, width = steep.shape[-2:]
+
+    def at(row: int, column: int) -> Tensor:
+        return around[..., 1 + row : 1 + row + height, 1 + column : 1 + column + width]
+
+    tangent = 13573 / 2**15  # of 22.5 degrees, as OpenCV rounds it
+    flat = dy.abs() < tangent * dx.abs()
+    upright = dy.abs() > (tangent + 2) * dx.abs()
+    horizontal = (steep > at(0, -1)) & (steep >= at(0, 1))
+    vertical = (steep > at(-1, 0)) & (steep >= at(1, 0))
+    falling = (steep > at(-1, -1)) & (steep > at(1, 1))
+    rising = (steep > at(-1, 1)) & (steep > at(1, -1))
+    diagonal = torch.where(dx * dy < 0, rising, falling)
+    return torch.where(flat, horizontal, torch.where(upright, vertical, diagonal))
+
+
+def distance_to(edges: Tensor) -> Tensor:
+    """Euclidean distance to the nearest edge pixel, at most 20. OpenCV's is an approximation of it to 2 %."""
+    height, width = edges.shape[-2:]
+    rows = torch.arange(height, dtype=torch.float32, device=edges.device)[:, None]
+    above = torch.where(edges, rows, -torch.inf).cummax(-2).values
+    below = torch.where(edges, rows, torch.inf).flip(-2).cummin(-2).values.flip(-2)
+    vertical = torch.minimum(rows - above, below - rows).clamp(max=_FAR)
+    squared = F.pad(vertical**2, (_FAR, _FAR), value=float(_FAR**2))
+    nearest = vertical**2
+    for shift in range(1, _FAR):
+        for start in (_FAR - shift, _FAR + shift):
+            torch.minimum(nearest, squared[..., start : start + width] + shift**2, out=nearest)
+    return nearest.sqrt().clamp_(max=_FAR)
+
+
+def equalise(x: Tensor) -> Tensor:
+    """Histogram equalisation of images (B, 1, H, W) with the values 0 to 20, as cv2.equalizeHist."""
+    levels = x.flatten(1).long()
+    counts = torch.zeros(len(x), _FAR + 1, device=x.device).scatter_add_(1, levels, torch.ones_like(x.flatten(1)))
+    total = counts.cumsum(1)
+    first = counts.gather(1, (counts > 0).int().argmax(1, keepdim=True))  # of the lowest level that occurs
+    rest = levels.shape[1] - first
+    # An image of a single level stays as it is.
+    table = torch.where(
+        rest > 0, ((total - first) * (255 / rest.clamp(min=1))).round().clamp(0, 255), levels[:, :1].float()
+    )
+    return table.gather(1, levels).view_as(x)
