@@ -90,6 +90,8 @@ def measure(
     for case in worker.cases:
         _count(worker.data(case), split, n)
         check_fit(network, worker.data(case))
+        if worker.data(case).columns != base.columns:
+            raise BastionError(f"{case.kind}.{case.base}.data: its class map is not the suite's; measure it by itself")
     todo = worker.open_tasks(n)
     count = workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1)
     total = sum(map(len, (worker.positions(case, n) for case in worker.cases)))
@@ -276,6 +278,8 @@ def _check_home(run: Run, weights: str) -> None:
 
 def _count(data: DataSet, split: str, limit: int | None) -> int:
     available = len(getattr(data, split))
+    if not available:
+        raise BastionError(f"split: {data.name} has no images in its {split} split; measure another one with --split")
     if limit is not None and limit > available:
         raise BastionError(f"limit: the {split} split of {data.name} has {available} examples, got {limit}")
     return available if limit is None else limit

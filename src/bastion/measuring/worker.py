@@ -19,6 +19,7 @@ from bastion.forward import in_mode
 from bastion.measuring.identity import device_of
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, FactStore
 from bastion.models import Classifier
+from bastion.models.columns import Columns, with_columns
 from bastion.models.load import load
 from bastion.probes import probes
 from bastion.recipe_files import merge
@@ -53,9 +54,10 @@ class Worker:
     """Measures one task at a time, on one thread."""
 
     def __init__(self, job: Job, model: nn.Module, known: Mapping[str, DataSet] | None = None) -> None:
-        self.job, self.model = job, accelerate(model, enabled=job.acceleration)  # once for all attacks of all probes
-        self.cases = job.suite.cases()
+        self.job, self.cases = job, job.suite.cases()
         self._data = dict(known or {})
+        measured = with_columns(model, self._variant(job.suite.data))
+        self.model = accelerate(measured, enabled=job.acceleration)  # once for all attacks of all probes
         self._origin = _origin(model, job)
 
     @cached_property
@@ -64,9 +66,12 @@ class Worker:
 
     def data(self, case: Case) -> DataSet:
         """The variant of the data set that the case is about."""
-        key = data_key(case.data)
+        return self._variant(case.data)
+
+    def _variant(self, changes: Mapping[str, Any]) -> DataSet:
+        key = data_key(changes)
         if key not in self._data:
-            self._data[key] = build_data(self.job.data, case.data)
+            self._data[key] = build_data(self.job.data, changes)
         return self._data[key]
 
     def store(self, case: Case) -> FactStore:
@@ -161,12 +166,15 @@ def build_data(data: Data, changes: Mapping[str, Any]) -> DataSet:
 
 
 def check_fit(model: nn.Module, data: DataSet) -> None:
+    measured = with_columns(model, data)
     if not isinstance(model, Classifier):
-        _check_logits(model, data)
-    elif model.num_classes != len(data.classes):
+        _check_logits(measured, data)
+    elif not isinstance(measured, Columns) and model.num_classes != len(data.classes):
+        more = model.num_classes > len(data.classes) and data.columns is None
         raise BastionError(
             f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; "
-            "measure it on the data it was trained for"
+            + ("say which of the model's they are (`class_map`), or " if more else "")
+            + "measure it on the data it was trained for"
         )
     else:
         model.check_input(data.shape, f"measure on {data.name}")

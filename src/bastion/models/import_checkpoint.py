@@ -277,7 +277,7 @@ def _renamed(state: State, backbone: Backbone) -> State:
 
 
 def _in_order(state: State, own: Mapping[str, Tensor], path: Path) -> State:
-    """The file's tensors under the model's names, the first under the first; old files have no counters of BatchNorm."""
+    """The file's tensors under the model's names, the first under the first. Old files lack BatchNorm's counters."""
     counts = any(name.endswith(_COUNTER) for name in state)
     theirs, ours = list(state), [name for name in own if counts or not name.endswith(_COUNTER)]
     for there, here in zip(theirs, ours, strict=False):

@@ -240,8 +240,8 @@ def test_the_command_makes_a_model_that_loads(weights: dict[str, Tensor], tmp_pa
 
 
 def _other_names(state: dict[str, Tensor], *, counters: bool = True) -> dict[str, Tensor]:
-    kept = [tensor for name, tensor in state.items() if counters or not name.endswith("num_batches_tracked")]
-    return {f"_{number}": tensor for number, tensor in enumerate(kept)}
+    kept = [(name, tensor) for name, tensor in state.items() if counters or not name.endswith("num_batches_tracked")]
+    return {f"_{number}.{name.rpartition('.')[2]}": tensor for number, (name, tensor) in enumerate(kept)}
 
 
 @pytest.mark.parametrize("counters", [True, False])
@@ -264,7 +264,9 @@ def test_tensors_in_another_order_are_refused(weights: dict[str, Tensor], tmp_pa
     path = tmp_path / "weights.pth"
     reordered = _other_names(dict(reversed(weights.items())))
     torch.save(reordered, path)
-    with pytest.raises(BastionError, match=r"not have the model's tensors in its order: '_0' is \(5,\) there, where"):
+    with pytest.raises(
+        BastionError, match=r"not have the model's tensors in its order: '_0.bias' is \(5,\) there, where"
+    ):
         import_file(path, SPEC, normalize="half", match="order")
     torch.save(_other_names(dict(list(weights.items())[:-1])), path)
     with pytest.raises(BastionError, match=r"has \d+ tensors, the model \d+; they cannot be matched"):
