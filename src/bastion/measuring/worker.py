@@ -19,7 +19,7 @@ from bastion.forward import in_mode
 from bastion.measuring.identity import device_of
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, FactStore
 from bastion.models import Classifier
-from bastion.models.columns import Columns, with_columns
+from bastion.models.columns import ChosenClasses, with_columns
 from bastion.models.load import load
 from bastion.probes import probes
 from bastion.recipe_files import merge
@@ -169,7 +169,7 @@ def check_fit(model: nn.Module, data: DataSet) -> None:
     measured = with_columns(model, data)
     if not isinstance(model, Classifier):
         _check_logits(measured, data)
-    elif not isinstance(measured, Columns) and model.num_classes != len(data.classes):
+    elif not isinstance(measured, ChosenClasses) and model.num_classes != len(data.classes):
         more = model.num_classes > len(data.classes) and data.columns is None
         raise BastionError(
             f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; "

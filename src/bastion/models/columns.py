@@ -14,7 +14,7 @@ from bastion.models.classifier import Classifier
 from bastion.types import DataSet
 
 
-class Columns(nn.Module):
+class ChosenClasses(nn.Module):
     """A model's logits of some of its classes. To whoever runs it, attacks too, the others do not exist."""
 
     def __init__(self, whole: nn.Module, columns: tuple[int, ...]) -> None:
@@ -57,13 +57,13 @@ def take_columns(model: nn.Module, count: int, columns: tuple[int, ...], what: s
             f"{what} names output {max(columns)}, but the model has {count}, from 0 to {count - 1}; measure a model of "
             "the map's classes, or give another map"
         )
-    return model if columns == tuple(range(count)) else Columns(model, columns)
+    return model if columns == tuple(range(count)) else ChosenClasses(model, columns)
 
 
 def columns_of(model: nn.Module) -> tuple[int, ...] | None:
     """Which of its outputs a model is measured on, if not on all."""
     given = model.given if isinstance(model, Wrapped) else model
-    return given.columns if isinstance(given, Columns) else None
+    return given.columns if isinstance(given, ChosenClasses) else None
 
 
 def _num_outputs(model: nn.Module, data: DataSet) -> int | None:
