@@ -23,6 +23,7 @@ PAGES = [
     "docs/sanity.md",
     "docs/attacks.md",
     "docs/costs.md",
+    "docs/data.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 
