@@ -233,6 +233,12 @@ def import_(
             help="none, half, imagenet, cifar10, cifar10-old, cifar100, or MEAN,…/STD,…; if the file lacks it."
         ),
     ] = None,
+    match: Annotated[
+        str,
+        typer.Option(
+            help="`order`: the file names its tensors otherwise, but has them in the model's order and shapes."
+        ),
+    ] = "name",
     ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of a training checkpoint.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for weights and card. Default: imported/NAME.")
@@ -246,7 +252,8 @@ def import_(
     if (folder / checkpoint.CARD).exists():
         raise BastionError(f"import: {folder} has a model already; give another folder with -o")
     stats = import_checkpoint.parse_stats(normalize) if normalize and "/" in normalize else normalize
-    done = import_checkpoint.import_file(file, {"name": model, **parse_changes(change or ())}, ema=ema, normalize=stats)
+    spec = {"name": model, **parse_changes(change or ())}
+    done = import_checkpoint.import_file(file, spec, ema=ema, normalize=stats, match=match)
     checkpoint.save(done.model, folder, done.about(file))
     stdout.print(
         f"{done}\nimported: {folder}\nnext: bastion measure {folder} --suite demo", soft_wrap=True, markup=False

@@ -297,6 +297,8 @@ class DataSet:
     """Three disjoint splits and what belongs to the data and not to a model.
 
     `val` is carved out of the official training images and is for choosing; `test` is only measured.
+    `columns` are for models of more classes, such as ImageNet's: measuring takes their logits of these classes alone,
+    before the prediction and before any attack, to which the other classes do not exist.
     """
 
     name: str
@@ -308,3 +310,18 @@ class DataSet:
     val: Split
     test: Split
     fingerprint: str  # changes with images, labels or their order; a folder's with its paths and sizes
+    columns: tuple[int, ...] | None = None  # which of such a model's outputs the classes are, in their order
+
+    def __post_init__(self) -> None:
+        if self.columns is None:
+            return
+        if len(self.columns) != len(self.classes) or min(self.columns) < 0:
+            raise BastionError(
+                f"data set '{self.name}': columns must be {len(self.classes)} numbers from 0, one of each class, got "
+                f"{len(self.columns)}, the least {min(self.columns, default=None)}"
+            )
+        if twice := [column for column in self.columns if self.columns.count(column) > 1]:
+            names = [name for name, column in zip(self.classes, self.columns, strict=True) if column == twice[0]]
+            raise BastionError(
+                f"data set '{self.name}': classes {' and '.join(names)} are both column {twice[0]}; each needs its own"
+            )

@@ -26,6 +26,7 @@ PAGES = [
     "docs/costs.md",
     "docs/intervals.md",
     "docs/corruptions.md",
+    "docs/data.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 

@@ -89,12 +89,15 @@ class ArrayData:
     def path(self) -> Path:
         return cache_folder() / f"{self.name}.safetensors"
 
-    def checked(self, arrays: Arrays, where: str, recorded: Mapping[str, str] | None = None) -> Arrays:
-        """These arrays, if they are the data set; `recorded` is what to go by where nothing is pinned."""
+    def checked(
+        self, arrays: Arrays, where: str, recorded: Mapping[str, str] | None = None, parts: Sequence[str] = PARTS
+    ) -> Arrays:
+        """These arrays, if they are the data set, or these parts of it; `recorded` is what to go by where nothing is
+        pinned."""
         _check_form(arrays, len(self.classes), where)
         expected = self.pinned or recorded
         if expected is not None:
-            _check_digests(arrays, expected, where)
+            _check_digests({part: arrays[part] for part in parts}, expected, where)
         return arrays
 
     def store(self, arrays: Arrays, where: str) -> Path:
@@ -132,6 +135,7 @@ class ArrayData:
         images, labels = arrays["train_images"], arrays["train_labels"]
         train, val = carve(torch.from_numpy(labels))
         height, width, channels = images.shape[1:]
+        known = dict(self.pinned) if len(labels) else {}  # without images for training it is other data
         return DataSet(
             name=self.name,
             classes=self.classes,
@@ -141,7 +145,7 @@ class ArrayData:
             train=ArraySplit(images, labels, train),
             val=ArraySplit(images, labels, val),
             test=ArraySplit(arrays["test_images"], arrays["test_labels"]),
-            fingerprint=fingerprint(dict(self.pinned) or digests(arrays)),
+            fingerprint=fingerprint(known or digests(arrays)),
         )
 
 
@@ -154,7 +158,7 @@ def verify(name: str) -> dict[str, str]:
 
 
 def digests(arrays: Arrays) -> dict[str, str]:
-    return {part: sha256(arrays[part]) for part in PARTS}
+    return {part: sha256(arrays[part]) for part in PARTS if part in arrays}
 
 
 def _check_digests(arrays: Arrays, expected: Mapping[str, str], where: str) -> None:

@@ -53,4 +53,5 @@ def only(data: DataSet, names: Sequence[str]) -> DataSet:
         val=SomeClasses(data.val, numbers),
         test=SomeClasses(data.test, numbers),
         fingerprint=fingerprint([data.fingerprint, list(names)]),
+        columns=data.columns and tuple(data.columns[data.classes.index(name)] for name in names),
     )

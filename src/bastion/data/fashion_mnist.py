@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import tempfile
-import zlib
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from bastion.data import acquirers, datasets
 from bastion.data.acquire import Source, acquire, from_apt, run
 from bastion.data.arrays import ArrayData, verifiers
-from bastion.data.download import download, part_of
+from bastion.data.download import part_of
+from bastion.data.idx import FILES, from_site, read_idx_folder
 from bastion.errors import BastionError
 from bastion.storage import Arrays
 from bastion.types import DataSet
@@ -24,12 +20,11 @@ _SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _DEBIAN_PACKAGE = "dataset-fashion-mnist"
 _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
-# part of the data set -> its file, without .gz, and the published MD5 with it
-_FILES = {
-    "train_images": ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    "train_labels": ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
-    "test_images": ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
-    "test_labels": ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
+_MD5 = {  # published, of the .gz files
+    "train_images": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train_labels": "25c81989df183df01b3e8a0aad5dffbe",
+    "test_images": "bef4ecab320f06d8554ea6380940ec79",
+    "test_labels": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 
 FASHION_MNIST = ArrayData(
@@ -57,31 +52,8 @@ def read_fashion_mnist(path: Path) -> Arrays:
             run(["dpkg-deb", "-x", str(path.absolute()), scratch], Path(scratch))
             return read_fashion_mnist(Path(scratch) / _DEBIAN_FOLDER.relative_to("/"))
     if not path.is_dir():
-        raise BastionError(f"{path}: expected a folder with {_FILES['train_images'][0]}[.gz] …, or a .deb file")
-    arrays = {part: _read_idx(_plain_or_gz(path, name)) for part, (name, _) in _FILES.items()}
-    return {part: array[..., None] if "images" in part else array for part, array in arrays.items()}
-
-
-def _plain_or_gz(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise BastionError(f"{folder}: has neither {name} nor {name}.gz")
-
-
-def _read_idx(path: Path) -> NDArray[np.uint8]:
-    """An IDX file: two zero bytes, 8 for uint8, the number of dimensions, their sizes, the values."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise BastionError(f"{path}: not readable, or cut off ({error})") from error
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < (start := 4 + 4 * content[3]):
-        raise BastionError(f"{path}: not an IDX file of bytes: it starts with '{content[:16].hex(' ')}'")
-    shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
-    values = np.frombuffer(content[start:], dtype=np.uint8)
-    if len(values) != np.prod(shape):
-        raise BastionError(f"{path}: cut off: it has {len(values):,} bytes for an array of shape {shape}")
-    return values.reshape(shape)
+        raise BastionError(f"{path}: expected a folder with {FILES['train_images']}[.gz] …, or a .deb file")
+    return read_idx_folder(path)
 
 
 def _copy_installed(folder: Path) -> None:
@@ -91,20 +63,11 @@ def _copy_installed(folder: Path) -> None:
     os.replace(part_of(folder), folder)
 
 
-def _download_official(folder: Path) -> None:
-    """All four files or no folder: what is there of them waits in `folder`.part."""
-    part = part_of(folder)
-    for name, md5 in _FILES.values():
-        if not (part / f"{name}.gz").exists():
-            download(f"{_SITE}/{name}.gz", part / f"{name}.gz", md5=md5)
-    os.replace(part, folder)
-
-
 def _get(source: Path | None) -> Path:
     sources = (
         Source("installed files", "fashion-mnist-installed", _copy_installed),
         Source("the Debian package", f"{_DEBIAN_PACKAGE}.deb", from_apt(_DEBIAN_PACKAGE)),
-        Source("the official files", "fashion-mnist", _download_official),
+        Source("the official files", "fashion-mnist", from_site(_SITE, _MD5)),
     )
     return acquire(FASHION_MNIST, sources, read_fashion_mnist, source)
 

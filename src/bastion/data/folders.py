@@ -15,10 +15,18 @@ from bastion.types import DataSet
 
 @datasets.register("imagenet")
 def imagenet(
-    root: str | None = None, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
+    root: str | None = None,
+    size: int = 224,
+    crop_pct: float = 0.875,
+    test_folder: str | None = None,
+    class_map: str | None = None,
+    subset: str | None = None,
 ) -> DataSet:
-    """ImageNet-1k (Russakovsky et al. 2015): 1,281,167 photos to train on and 50,000 others in 1,000 classes."""
-    return _folder("imagenet", root, size, crop_pct, test_folder)
+    """ImageNet-1k (Russakovsky et al. 2015): 1,281,167 photos to train on and 50,000 others in 1,000 classes.
+
+    `subset: robustbench` measures on the 5,000 of these that RobustBench does, a path on those that the file lists.
+    """
+    return _folder("imagenet", root, size, crop_pct, test_folder, class_map=class_map, subset=subset)
 
 
 @datasets.register("imagenet-100")
@@ -28,16 +36,25 @@ def imagenet_100(
     size: int = 224,
     crop_pct: float = 0.875,
     test_folder: str | None = None,
+    class_map: str | None = None,
 ) -> DataSet:
     """100 classes of ImageNet: those named, or a random choice.
 
     `root` holds them, or all of ImageNet; without it `$BASTION_DATA/imagenet-100` or `$BASTION_DATA/imagenet` does.
     The choice is bastion's own and always the same. Every paper drew another: to have a paper's, name its `classes`.
+    With `class_map: imagenet` models of ImageNet's 1,000 classes are measured on these.
     """
     if classes and len(classes) != 100:
         raise ValueError(f"classes: expected 100 of ImageNet's folder names, got {len(classes)}")
     data = _folder(
-        "imagenet-100", root, size, crop_pct, test_folder, expected=range(100, 1001), elsewhere=("imagenet",)
+        "imagenet-100",
+        root,
+        size,
+        crop_pct,
+        test_folder,
+        class_map=class_map,
+        expected=range(100, 1001),
+        elsewhere=("imagenet",),
     )
     drawn = rng.permutation(0, "imagenet-100", len(data.classes))[:100].sort().values.tolist()
     return only(data, classes or [data.classes[number] for number in drawn])
@@ -45,10 +62,17 @@ def imagenet_100(
 
 @datasets.register("imagenette")
 def imagenette(
-    root: str | None = None, size: int = 224, crop_pct: float = 0.875, test_folder: str | None = None
+    root: str | None = None,
+    size: int = 224,
+    crop_pct: float = 0.875,
+    test_folder: str | None = None,
+    class_map: str | None = None,
 ) -> DataSet:
-    """Imagenette (Howard 2019): ten classes of ImageNet that are easy to tell apart."""
-    return _folder("imagenette", root, size, crop_pct, test_folder)
+    """Imagenette (Howard 2019): ten classes of ImageNet that are easy to tell apart.
+
+    With `class_map: imagenet` models of ImageNet's 1,000 classes are measured on these ten.
+    """
+    return _folder("imagenette", root, size, crop_pct, test_folder, class_map=class_map)
 
 
 @datasets.register("flowers102")
@@ -80,11 +104,14 @@ def _folder(
     crop_pct: float,
     test_folder: str | None,
     *,
+    class_map: str | None = None,
+    subset: str | None = None,
     expected: range | None = None,
     elsewhere: tuple[str, ...] = (),
 ) -> DataSet:
     """The folder under the data set's name, if its number of classes is one that is expected."""
-    data = imagefolder(root or _home(name, elsewhere, test_folder or "val"), size, crop_pct, test_folder)
+    home = root or _home(name, elsewhere, test_folder or "val")
+    data = imagefolder(home, size, crop_pct, test_folder, class_map=class_map, subset=subset)
     right = expected or range(SIZES[name].classes, SIZES[name].classes + 1)
     if len(data.classes) not in right:
         raise BastionError(

@@ -6,8 +6,9 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -16,8 +17,10 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 
 from bastion.data import datasets
+from bastion.data.class_map import class_columns
 from bastion.data.contents import contents_digest
 from bastion.data.split import carve
+from bastion.data.subset import read_subset, subset_rows
 from bastion.errors import BastionError
 from bastion.progress import bar
 from bastion.storage import fingerprint
@@ -105,6 +108,9 @@ def imagefolder(
     test_folder: str | None = None,
     training_only: bool = False,
     copies_of: str | None = None,
+    test_only: bool = False,
+    class_map: str | None = None,
+    subset: str | None = None,
 ) -> DataSet:
     """Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech.
 
@@ -116,6 +122,10 @@ def imagefolder(
     of the pictures that these are changed copies of, by the same relative paths but for the suffix (DeepAugment);
     those whose originals are held out of training are left out. Folders with exactly the same relative paths are
     split alike without it too, but one copy too few is enough to change the split.
+
+    For pictures that a model is only measured on: `test_only` takes all of them, those of `root` or of its test folder,
+    for testing. `class_map` says which outputs of a model of more classes they are (see `class_map.py`), `subset`
+    which of them are measured, in what order (see `subset.py`).
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}")
@@ -123,15 +133,28 @@ def imagefolder(
         raise ValueError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
     if test_folder is not None and (training_only or copies_of):
         raise ValueError("test_folder has no use here: with training_only or copies_of nothing is tested on")
+    if (test_only or subset) and (training_only or copies_of):
+        raise ValueError("test_only and subset say what is tested on: they do not go with training_only or copies_of")
     folder = Path(root).expanduser()
-    parts = _all_learnt(folder, copies_of) if training_only or copies_of else _split(folder, test_folder)
+    if training_only or copies_of:
+        parts = _all_learnt(folder, copies_of)
+    else:
+        parts = _all_tested(folder, test_folder) if test_only else _split(folder, test_folder)
+    columns = _columns(class_map, parts) if class_map else None
     transform = create_transform(
         (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
     )
     # Of paths and sizes: `digest` of the split that is measured tells what is in them.
-    content = [parts.train.files, parts.test.files, size, crop_pct]
+    content: list[Any] = [parts.train.files, parts.test.files, size, crop_pct]
     if not len(parts.tested):
         content.append(parts.learnt.tolist())  # which may follow from the originals
+    content += [{"test_only": True}] * test_only + [{"columns": columns}] * (columns is not None)
+    if subset:
+        paths, digest = read_subset(subset)
+        files = parts.test.files
+        rows = {files[row][0]: row for row in parts.tested.tolist()}
+        parts = replace(parts, tested=subset_rows(paths, rows, parts.test.folder))
+        content.append({"subset": digest})
     return DataSet(
         name="imagefolder",
         classes=parts.train.classes,
@@ -142,6 +165,7 @@ def imagefolder(
         val=FolderSplit(parts.train, transform, parts.validated),
         test=FolderSplit(parts.test, transform, parts.tested),
         fingerprint=fingerprint(content),
+        columns=columns,
     )
 
 
@@ -178,6 +202,27 @@ def _all_learnt(root: Path, originals: str | None) -> _Parts:
             )
         rows = rows[torch.tensor([known[_stem(path)] for path, _ in listing.files])]
     return _Parts(listing, rows, nothing, listing, nothing)
+
+
+def _all_tested(root: Path, test_folder: str | None) -> _Parts:
+    """All pictures of the class folders, or of the test folder if there is one, to test on."""
+    if not root.is_dir():
+        raise BastionError(f"{root}: no such folder; it must be a folder of class folders")
+    parted = test_folder or any((root / name).is_dir() and _folders(root / name) for name in ("train", *_TEST_FOLDERS))
+    listing = list_pictures(root / _test_name(root, test_folder) if parted else root)
+    nothing = torch.empty(0, dtype=torch.long)
+    return _Parts(listing, nothing, nothing, listing, torch.arange(len(listing.files)))
+
+
+def _columns(class_map: str, parts: _Parts) -> tuple[int, ...]:
+    columns = class_columns(class_map, parts.test.classes, parts.test.folder)
+    # A model that was trained on them has its classes in the order of the folders, and as many as one of the map's.
+    if len(parts.learnt) and sorted(columns) == list(range(len(columns))) != list(columns):
+        raise BastionError(
+            f"class_map: {parts.test.folder}: its folders are all classes of the map, but in another order than those "
+            "of the folders' names, in which a model would be trained; set test_only: true, which is for measuring"
+        )
+    return columns
 
 
 def _stem(path: str) -> str:

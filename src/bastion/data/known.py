@@ -26,6 +26,7 @@ class Size:
 SIZES = {
     "cifar10": Size(50_000, 10_000, 10, (3, 32, 32)),
     "cifar100": Size(50_000, 10_000, 100, (3, 32, 32)),
+    "mnist": Size(60_000, 10_000, 10, (1, 28, 28)),
     "fashion-mnist": Size(60_000, 10_000, 10, (1, 28, 28)),
     "imagenet": Size(1_281_167, 50_000, 1000, (3, 224, 224)),
     "imagenet-100": Size(128_117, 5_000, 100, (3, 224, 224), "a tenth of ImageNet; it depends on the classes"),

@@ -45,7 +45,7 @@ class Identity:
     """Of a model on a split of a data set."""
 
     weights: str
-    data: dict[str, str]  # name, split, fingerprint and digest of its images
+    data: dict[str, str]  # name, split, fingerprint and digest of its images; of its columns, if it has any
     modules: dict[str, dict[str, Any]]  # by their path: class and attributes
     logits: list[list[float]]
     slopes: list[list[float]]
@@ -85,9 +85,10 @@ def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
     images: Split = getattr(data, split)
     modules = {name: _describe_module(module) for name, module in model.named_modules()}  # before it runs
     logits, slopes = _answers(model, images.batch(range(min(IMAGES, len(images)))).x)
+    columns = {"columns": storage.fingerprint(list(data.columns))} if data.columns is not None else {}
     return Identity(
         weights=checkpoint.digest(model),
-        data={"name": data.name, "split": split, "fingerprint": data.fingerprint, "digest": images.digest()},
+        data={"name": data.name, "split": split, "fingerprint": data.fingerprint, "digest": images.digest(), **columns},
         modules=modules,
         logits=logits.tolist(),
         slopes=slopes.tolist(),

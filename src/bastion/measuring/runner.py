@@ -189,7 +189,9 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     worker = Worker(job, network, built)
     for case in worker.cases:
         _count(worker.data(case), given.split, n)
-        check_fit(worker.model_for(case).given, worker.data(case))
+        check_fit(worker.network_for(case), worker.data(case))
+        if worker.data(case).columns != base.columns:
+            raise BastionError(f"{case.kind}.{case.base}.data: its class map is not the suite's; measure it by itself")
     return _Plan(given, source, run, identity, worker, order, _tally(worker, order))
 
 
@@ -337,6 +339,8 @@ def _check_home(run: Run, weights: str) -> None:
 
 def _count(data: DataSet, split: str, limit: int | None) -> int:
     available = len(getattr(data, split))
+    if not available:
+        raise BastionError(f"split: {data.name} has no images in its {split} split; measure another one with --split")
     if limit is not None and limit > available:
         raise BastionError(f"limit: the {split} split of {data.name} has {available} examples, got {limit}")
     return available if limit is None else limit

@@ -20,6 +20,7 @@ from bastion.measuring.identity import device_of
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
 from bastion.models.adapt import resized
+from bastion.models.columns import ChosenClasses, with_columns
 from bastion.models.load import load
 from bastion.probes import probes
 from bastion.recipe_files import merge
@@ -63,11 +64,12 @@ class Worker:
     """Measures one task at a time, on one thread."""
 
     def __init__(self, job: Job, model: nn.Module, built: dict[str, DataSet] | None = None) -> None:
-        self.job, self.model = job, accelerate(model, enabled=job.acceleration)  # once for all attacks of all probes
-        self.cases = job.suite.cases()
+        self.job, self.cases, self._network = job, job.suite.cases(), model
         self._built = {} if built is None else built
         self._data: dict[str, DataSet] = {}  # by the changes of a case
         self._adapted: dict[tuple[int, int, int], Accelerated] = {}
+        measured = with_columns(model, self._variant(job.suite.data))
+        self.model = accelerate(measured, enabled=job.acceleration)  # once for all attacks of all probes
         self._origin = _origin(model, job)
 
     @cached_property
@@ -76,21 +78,27 @@ class Worker:
 
     def data(self, case: Case) -> DataSet:
         """The variant of the data set that the case is about."""
-        key = data_key(case.data)
+        return self._variant(case.data)
+
+    def _variant(self, changes: Mapping[str, Any]) -> DataSet:
+        key = data_key(changes)
         if key not in self._data:
-            self._data[key] = build_data(self.job.data, case.data, self._built)
+            self._data[key] = build_data(self.job.data, changes, self._built)
         return self._data[key]
 
+    def network_for(self, case: Case) -> nn.Module:
+        """The network as given; if the suite asks for it, adapted to images of a size that it does not take."""
+        return adapted(self._network, self.data(case).shape) if self.job.suite.adapt_size else self._network
+
     def model_for(self, case: Case) -> Accelerated:
-        """The model; for images of a size that it does not take, adapted to it once, if the suite asks for it."""
-        shape = self.data(case).shape
-        if not self.job.suite.adapt_size:
-            return self.model
-        if shape not in self._adapted:
-            given = adapted(self.model.given, shape)
-            same = given is self.model.given
-            self._adapted[shape] = self.model if same else accelerate(given, enabled=self.job.acceleration)
-        return self._adapted[shape]
+        """What attacks and probes of this case get."""
+        data = self.data(case)
+        if data.shape not in self._adapted:
+            network = self.network_for(case)
+            same = network is self._network
+            measured = self.model if same else accelerate(with_columns(network, data), enabled=self.job.acceleration)
+            self._adapted[data.shape] = measured
+        return self._adapted[data.shape]
 
     def store(self, case: Case) -> FactStore:
         return self._stores[self.cases.index(case)]
@@ -230,12 +238,15 @@ def adapted(model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
 
 
 def check_fit(model: nn.Module, data: DataSet) -> None:
+    measured = with_columns(model, data)
     if not isinstance(model, Classifier):
-        _check_logits(model, data)
-    elif model.num_classes != len(data.classes):
+        _check_logits(measured, data)
+    elif not isinstance(measured, ChosenClasses) and model.num_classes != len(data.classes):
+        more = model.num_classes > len(data.classes) and data.columns is None
         raise BastionError(
             f"measure: the model has {model.num_classes} classes, {data.name} has {len(data.classes)}; "
-            "measure it on the data it was trained for"
+            + ("say which of the model's they are (`class_map`), or " if more else "")
+            + "measure it on the data it was trained for"
         )
     else:
         model.check_input(data.shape, f"measure on {data.name}")

@@ -23,6 +23,7 @@ from bastion.models.classifier import Backbone, Classifier
 
 State = dict[str, Tensor]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]  # mean, std
+MATCHES = ("name", "order")  # how the file's tensors are told apart
 
 # What the code bases of the field normalise with. A checkpoint seldom says it.
 NORMALISATIONS: dict[str, Stats] = {
@@ -39,6 +40,7 @@ _AVERAGES = ("state_dict_ema", "model_ema", "ema")
 _PREFIXES = ("module.", "_orig_mod.", "base_model.", "model.", "1.")  # 1.: Sequential(normaliser, model)
 _MEANS = ("normalize.mean", "normalizer.mean", "normalizer.new_mean", "normalize.mu", "mu", "mean", "0.mean")
 _STDS = ("normalize.std", "normalizer.std", "normalizer.new_std", "normalize.sigma", "sigma", "std", "0.std")
+_COUNTER = "num_batches_tracked"
 # What training scripts keep beside the weights: their arguments, and numbers of numpy's under its old and new name.
 _SCALAR: Callable[..., Any] = np.float64(0).__reduce__()[0]  # type: ignore[assignment]
 _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
@@ -64,6 +66,7 @@ class Import:
     stripped: list[str]
     left_out: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)  # counters of BatchNorm, which old files lack
+    match: str = "name"
 
     def __str__(self) -> str:
         parts = [f"{len(self.model.network.state_dict()) - len(self.filled)} tensors loaded"]
@@ -71,6 +74,8 @@ class Import:
             parts.append(f"from '{self.container}'")
         if self.stripped:
             parts.append(f"without the prefix {''.join(self.stripped)}")
+        if self.match == "order":
+            parts.append("matched by order and shape, not by name: check its clean accuracy before you trust it")
         for word, names in (("left out", self.left_out), ("not in the file and set to zero", self.filled)):
             if names:
                 parts.append(f"{word}: {_some(names)}")
@@ -79,21 +84,32 @@ class Import:
 
     def about(self, path: Path) -> dict[str, Any]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        return {"imported": {"file": path.name, "sha256": digest, "container": self.container}}
+        how = {"match": self.match} if self.match != "name" else {}
+        return {"imported": {"file": path.name, "sha256": digest, "container": self.container, **how}}
 
 
 def import_file(
-    path: Path, spec: Mapping[str, Any], *, ema: bool = False, normalize: str | Stats | None = None
+    path: Path,
+    spec: Mapping[str, Any],
+    *,
+    ema: bool = False,
+    normalize: str | Stats | None = None,
+    match: str = "name",
 ) -> Import:
-    """The classifier of a file with weights. No code of the file's is run, and no tensor of it is passed over."""
+    """The classifier of a file with weights. No code of the file's is run, and no tensor of it is passed over.
+
+    `match` "order": the file names its tensors otherwise, but has them in the model's order, shape by shape.
+    """
+    if match not in MATCHES:
+        raise BastionError(f"import: --match is {' or '.join(MATCHES)}, got '{match}'")
     container, state = _contents(_read(path), path, ema)
     backbone = checkpoint.build_backbone(spec, "model")
     own = backbone.network.state_dict()
     left_out = [name for name in state if _NO_WEIGHTS.search(_bare(name)) and name not in own]
     state = {name: tensor for name, tensor in state.items() if name not in left_out}
     state, found, stripped = _unwrapped(state, own)
-    state = _renamed(state, backbone)
-    filled = [name for name in own if name.endswith("num_batches_tracked") and name not in state]
+    state = _in_order(state, own, path) if match == "order" else _renamed(state, backbone)
+    filled = [name for name in own if name.endswith(_COUNTER) and name not in state]
     state |= {name: own[name] for name in filled}
     state = {name: _shaped(tensor, own[name].shape if name in own else None) for name, tensor in state.items()}
     _check(state, own, path)
@@ -104,7 +120,7 @@ def import_file(
         model.network.load_state_dict(state)
     except RuntimeError as error:
         raise BastionError(f"import: {path}: its tensors cannot be copied into the model: {error}") from error
-    return Import(model.eval(), container, stripped, left_out, filled)
+    return Import(model.eval(), container, stripped, left_out, filled, match)
 
 
 def parse_stats(text: str) -> Stats:
@@ -258,6 +274,21 @@ def _renamed(state: State, backbone: Backbone) -> State:
     # timm also drops and resizes tensors, without a word: those stay as they were, to be told of.
     kept = {tensor.data_ptr() for tensor in filtered.values()}
     return filtered | {name: tensor for name, tensor in renamed.items() if tensor.data_ptr() not in kept}
+
+
+def _in_order(state: State, own: Mapping[str, Tensor], path: Path) -> State:
+    """The file's tensors under the model's names, the first under the first. Old files lack BatchNorm's counters."""
+    counts = any(name.endswith(_COUNTER) for name in state)
+    theirs, ours = list(state), [name for name in own if counts or not name.endswith(_COUNTER)]
+    for there, here in zip(theirs, ours, strict=False):
+        if state[there].shape != own[here].shape:
+            raise BastionError(
+                f"import: {path} does not have the model's tensors in its order: '{there}' is "
+                f"{tuple(state[there].shape)} there, where '{here}' is {tuple(own[here].shape)} here"
+            )
+    if len(theirs) != len(ours):
+        raise BastionError(f"import: {path} has {len(theirs)} tensors, the model {len(ours)}; they cannot be matched")
+    return {here: state[there] for there, here in zip(theirs, ours, strict=True)}
 
 
 def _shaped(tensor: Tensor, shape: torch.Size | None) -> Tensor:

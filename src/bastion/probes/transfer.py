@@ -17,6 +17,7 @@ from bastion.attacks.judge import is_adversarial, run_attack
 from bastion.errors import BastionError
 from bastion.forward import misclassified
 from bastion.models import checkpoint
+from bastion.models.columns import columns_of, take_columns
 from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
@@ -59,7 +60,8 @@ class Transfer(Probe):
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         accelerated = getattr(model, "enabled", True)
-        source = _source(self.source, self.identity, tuple(batch.x.shape[1:]), batch.x.device, accelerated)
+        shape, columns = tuple(batch.x.shape[1:]), columns_of(model)
+        source = _source(self.source, self.identity, shape, batch.x.device, accelerated, columns)
         with journal.opened() as notes:
             x = run_attack(self.attack, source, batch, self.threat, seed=seed)
         inside = self.threat.contains(batch.x, x)
@@ -95,11 +97,19 @@ def _identity(source: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _source(
-    name: str, identity: str, shape: tuple[int, int, int], device: torch.device, accelerated: bool
+    name: str,
+    identity: str,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    accelerated: bool,
+    columns: tuple[int, ...] | None,
 ) -> Accelerated:
     """Loaded when it is first needed, and once in each process."""
     source = load(name).to(device)
     if _identity(name) != identity:
         raise BastionError(f"probe transfer: source {name} changed on the disk while it was used; measure again")
     source.check_input(shape, f"probe transfer, source {name}")
+    if columns is not None:
+        chosen = take_columns(source, source.num_classes, columns, f"probe transfer, source {name}: the class map")
+        return accelerate(chosen, enabled=accelerated)
     return accelerate(source, enabled=accelerated)

@@ -239,6 +239,42 @@ def test_the_command_makes_a_model_that_loads(weights: dict[str, Tensor], tmp_pa
         CliRunner().invoke(app, command, catch_exceptions=False)
 
 
+def _other_names(state: dict[str, Tensor], *, counters: bool = True) -> dict[str, Tensor]:
+    kept = [(name, tensor) for name, tensor in state.items() if counters or not name.endswith("num_batches_tracked")]
+    return {f"_{number}.{name.rpartition('.')[2]}": tensor for number, (name, tensor) in enumerate(kept)}
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_tensors_of_other_names_are_matched_by_order_if_asked_for(counters: bool, tmp_path: Path) -> None:
+    path, spec = tmp_path / "weights.pth", {"name": "timm/tf_efficientnet_lite0", "num_classes": 5}
+    torch.manual_seed(3)
+    network = models.build(spec).network
+    torch.save(_other_names(network.state_dict(), counters=counters), path)
+    with pytest.raises(BastionError, match="that the model needs are missing"):
+        import_file(path, spec, normalize="half")
+    done = import_file(path, spec, normalize="half", match="order")
+    assert "matched by order and shape, not by name: check its clean accuracy" in str(done)
+    assert done.about(path)["imported"]["match"] == "order"
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(done.model(x), network.eval()((x - 0.5) / 0.5))
+
+
+def test_tensors_in_another_order_are_refused(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    reordered = _other_names(dict(reversed(weights.items())))
+    torch.save(reordered, path)
+    with pytest.raises(
+        BastionError, match=r"not have the model's tensors in its order: '_0.bias' is \(5,\) there, where"
+    ):
+        import_file(path, SPEC, normalize="half", match="order")
+    torch.save(_other_names(dict(list(weights.items())[:-1])), path)
+    with pytest.raises(BastionError, match=r"has \d+ tensors, the model \d+; they cannot be matched"):
+        import_file(path, SPEC, normalize="half", match="order")
+    with pytest.raises(BastionError, match="import: --match is name or order, got 'shape'"):
+        import_file(path, SPEC, normalize="half", match="shape")
+
+
 def test_a_normaliser_inside_another_is_not_lost(weights: dict[str, Tensor], tmp_path: Path) -> None:
     half = {"normalize.mean": torch.full((3,), 0.5), "normalize.std": torch.full((3,), 0.25)}
     path = _save({**_stats(), **_below("model.", {**half, **_below("model.", weights)})}, tmp_path / "twice.pth")

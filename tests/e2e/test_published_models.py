@@ -1,0 +1,189 @@
+"""Networks that others trained and published: bastion's numbers beside theirs.
+
+The files are no part of the project. Tests look for them in `../shared`, or where $BASTION_SHARED says.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bastion.acceleration import accelerate
+from bastion.attacks import Threat, attacks
+from bastion.attacks.judge import Verdict, judge
+from bastion.data import datasets
+from bastion.models import Backbone, Classifier
+from bastion.threat import Norm
+from bastion.types import Batch
+
+SHARED = Path(os.environ.get("BASTION_SHARED") or Path(__file__).parents[3] / "shared")
+pytestmark = [
+    pytest.mark.skipif(not (SHARED / "models").is_dir(), reason=f"no published networks in {SHARED}"),
+    pytest.mark.xdist_group("published"),
+]
+
+
+def _weights(name: str) -> dict[str, Tensor]:
+    content = torch.load(SHARED / "models" / name, weights_only=True, map_location="cpu")
+    state: dict[str, Tensor] = content.get("state_dict", content)
+    return state
+
+
+def fgsm_trained() -> nn.Module:
+    """Wong et al. 2020, Fast is better than free."""
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 4, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(1568, 100), nn.ReLU(), nn.Linear(100, 10)),
+    )
+    network.load_state_dict(_weights("mnist_fgsm.pth"))
+    return network.eval()
+
+
+class LeNet(nn.Module):
+    """Of advertorch's examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+        self.linear1, self.linear2 = nn.Linear(3136, 200), nn.Linear(200, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.conv1(x).relu(), 2)
+        x = F.max_pool2d(self.conv2(x).relu(), 2)
+        logits: Tensor = self.linear2(self.linear1(x.flatten(1)).relu())
+        return logits
+
+
+def lenet(kind: str) -> nn.Module:
+    network = LeNet()
+    network.load_state_dict(_weights(f"mnist_lenet5_{kind}.pt"))
+    return network.eval()
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, stride=stride, padding=1)
+        self.conv2 = nn.Conv2d(16, 16, 3, padding=1)
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, 16, 1, stride=stride)) if stride > 1 else nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.conv2(self.conv1(x).relu()) + self.shortcut(x)
+        return made.relu()
+
+
+def resnet_2b() -> nn.Module:
+    """Of VNN-COMP 2021."""
+    network = nn.Sequential()
+    network.conv1, network.relu1 = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU()
+    network.layer1 = nn.Sequential(Block(8, 2), Block(16, 1))
+    network.flatten = nn.Flatten()
+    network.linear1, network.relu2, network.linear2 = nn.Linear(1024, 100), nn.ReLU(), nn.Linear(100, 10)
+    network.load_state_dict(_weights("cifar10_resnet2b.pth"))
+    backbone = Backbone(network, 10, (3, 32, 32))
+    return Classifier(backbone, (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)).eval()
+
+
+@pytest.fixture(scope="module")
+def digits() -> Batch:
+    """MNIST's test set."""
+    test = datasets.build({"name": "mnist", "root": str(SHARED / "data/mnist")}).test
+    return test.batch(range(len(test)))
+
+
+def photos(n: int) -> Batch:
+    return datasets.build("cifar10").test.batch(range(n))
+
+
+def accuracy(model: nn.Module, batch: Batch) -> float:
+    with torch.no_grad():
+        right = [model(x).argmax(1) == y for x, y in zip(batch.x.split(500), batch.y.split(500), strict=True)]
+    return torch.cat(right).float().mean().item()
+
+
+def attacked(model: nn.Module, batch: Batch, attack: dict[str, object], threat: Threat, n: int) -> Verdict:
+    return judge(accelerate(model), batch.select(torch.arange(n)), attacks.build(attack), threat, seed=0)
+
+
+def robust(model: nn.Module, batch: Batch, attack: dict[str, object], threat: Threat, n: int) -> float:
+    verdict = attacked(model, batch, attack, threat, n)
+    return (verdict.clean & ~verdict.fooled).float().mean().item()
+
+
+AUTOATTACK: dict[str, object] = {"name": "autoattack"}
+PGD_40: dict[str, object] = {"name": "pgd", "steps": 40, "step": 0.01, "random_start": False}
+FAB: dict[str, object] = {"name": "fab", "steps": 20, "keep": "nearest"}
+
+
+def test_the_fgsm_trained_net_is_as_accurate_as_published(digits: Batch) -> None:
+    assert accuracy(fgsm_trained(), digits) == pytest.approx(0.9850, abs=5e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "published"), [("clntrained", 0.9889), ("advtrained", 0.9864)])
+def test_the_lenets_are_as_accurate_as_published(kind: str, published: float, digits: Batch) -> None:
+    assert accuracy(lenet(kind), digits) == pytest.approx(published, abs=5e-5)
+
+
+@pytest.mark.slow
+def test_autoattack_breaks_the_fgsm_trained_net_as_published(digits: Batch) -> None:
+    """82.93 % of 10,000 survive the reference: 1,000 of them give it to two standard deviations."""
+    assert robust(fgsm_trained(), digits, AUTOATTACK, Threat("linf", 0.3), 1000) == pytest.approx(0.8293, abs=0.024)
+
+
+@pytest.mark.parametrize("n", [50, pytest.param(2000, marks=pytest.mark.slow)])
+def test_pgd_fools_the_lenets_as_published(n: int, digits: Batch) -> None:
+    """6.8 % of the PGD-trained one's right answers, to two standard deviations; the standard one has none left."""
+    verdict = attacked(lenet("advtrained"), digits, PGD_40, Threat("linf", 0.3), n)
+    share = (verdict.fooled.sum() / verdict.clean.sum()).item()
+    assert share == pytest.approx(0.068, abs=2 * (0.068 * 0.932 / n) ** 0.5)
+    assert robust(lenet("clntrained"), digits, PGD_40, Threat("linf", 0.3), n // 2) < 0.05
+
+
+# Median and mean distance of FAB with 20 steps, by its authors: the nearer, the better.
+DISTANCES: list[tuple[str, Norm, float, float]] = [
+    ("clntrained", "linf", 0.112, 0.1092),
+    ("clntrained", "l2", 1.423, 1.412),
+    ("clntrained", "l1", 7.61, 8.365),
+    ("advtrained", "linf", 0.3509, 0.3476),
+    ("advtrained", "l2", 3.04, 3.205),
+    ("advtrained", "l1", 112.8, 114.6),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "norm", "median", "mean"), DISTANCES)
+def test_fab_comes_as_near_as_published(kind: str, norm: Norm, median: float, mean: float, digits: Batch) -> None:
+    """The published ones are of 10,000 images; 200 leave a tenth of them open."""
+    check_distances(kind, norm, median, mean, digits, n=200, slack=1.1)
+
+
+def test_fab_comes_as_near_to_a_few_images(digits: Batch) -> None:
+    check_distances(*DISTANCES[0], digits, n=20, slack=1.25)
+
+
+def check_distances(kind: str, norm: Norm, median: float, mean: float, digits: Batch, *, n: int, slack: float) -> None:
+    box = Threat(norm, {"linf": 1.0, "l2": 28.0, "l1": 784.0}[norm])
+    verdict = attacked(lenet(kind), digits, FAB, box, n)
+    found = box.distance(digits.x[:n], verdict.x)[verdict.fooled]
+    assert len(found) >= 0.9 * verdict.clean.sum()
+    assert found.median().item() <= slack * median
+    assert found.mean().item() <= slack * mean
+
+
+@pytest.mark.skipif(not (Path.home() / ".cache/bastion/cifar10.safetensors").exists(), reason="cifar10 is not here")
+@pytest.mark.parametrize("n", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_attacks_end_between_what_is_verified_and_what_pgd_reached(n: int) -> None:
+    """VNN-COMP's ResNet-2b: PGD leaves 62.24 % at 1/255 and 54.82 % at 2/255, and 57.16 % and 26.88 % are verified."""
+    model, batch = resnet_2b(), photos(n)
+    chance = 2 * 0.5 / n**0.5  # of a share of n images
+    assert accuracy(model, batch) == pytest.approx(0.6925, abs=chance)
+    for eps, pgd, verified in ((1 / 255, 0.6224, 0.5716), (2 / 255, 0.5482, 0.2688)):
+        left = robust(model, batch, {"name": "apgd-ce", "steps": 20}, Threat("linf", eps), n)
+        assert verified - chance <= left <= pgd + chance
