@@ -76,7 +76,9 @@ class Measurement(_Part):
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}
     origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
+    parameters: int | None = None  # of the model; None: measured before they were counted
     summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
+    doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
 
 
 class Columns(Mapping[str, Column]):
@@ -125,6 +127,15 @@ class Facts:
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
+    def first(self, n: int) -> Facts:
+        """Of the first n examples alone, as if no more had been measured."""
+        cases = tuple(
+            case.model_copy(update={"n": min(n, case.n)}) if case.kind == "probes" else case
+            for case in self.about.cases
+        )
+        about = self.about.model_copy(update={"n": min(n, self.n), "cases": cases, "summary": {}, "doubts": ()})
+        return Facts(self.run, about, Columns(self.run, cases))
+
     def correct(self, label: str) -> Column:
         """(n,) bool: right under this probe."""
         return self.columns[f"{label}/{CORRECT}"]
@@ -142,18 +153,24 @@ class Facts:
 
     def aggregate(self, name: str) -> Estimate:
         """Made example by example, so that its interval knows that all probes saw the same examples."""
+        return estimate(self.per_example(name))
+
+    def per_example(self, name: str) -> Column:
+        """(n,): what the number of a probe or an aggregate is the mean of."""
+        if name not in self.about.aggregates:
+            return self.correct(name)
         chosen = self.about.aggregates[name]
         for label in chosen.members:
             if f"{label}/{chosen.column}" not in self.columns:
                 raise BastionError(f"aggregates.{name}: the probe '{label}' has no facts '{chosen.column}'")
         columns = [self.columns[f"{label}/{chosen.column}"] for label in chosen.members]
         if chosen.kind == "worst":
-            return estimate(np.logical_and.reduce(columns))
+            return np.asarray(np.logical_and.reduce(columns))
         if chosen.kind == "mean":
-            return estimate(np.mean(columns, axis=0))
+            return np.asarray(np.mean(columns, axis=0))
         summed = [~column for column in columns] if chosen.kind == "errors" else columns
         weights = list(chosen.members.values())
-        return estimate(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
+        return np.asarray(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
 
     def numbers(self) -> dict[str, Estimate]:
         return self.accuracies() | self.errors()
@@ -265,16 +282,18 @@ def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Fac
     stores = {case.label: [case.store, case.n] for case in about.cases}
     path = run.measurements / f"{about.suite}-{storage.fingerprint([stores, about.n], digits=8)}.json"
     stored = None if anew else _stored(path)
-    if stored and stored.model_copy(update={"summary": {}}) == about.model_copy(update=_passing(stored)):
+    if stored and stored == about.model_copy(update=_passing(stored)):
         return Facts(run, stored, Columns(run, stored.cases))
     facts = Facts(run, about, Columns(run, about.cases))
-    about = about.model_copy(update={"summary": facts.numbers()})
+    doubts = tuple(dict.fromkeys(warning.code for warning in facts.warnings()))
+    about = about.model_copy(update={"summary": facts.numbers(), "doubts": doubts})
     storage.write_json(path, about.model_dump(mode="json"))
     return Facts(run, about, facts.columns)
 
 
 def _passing(stored: Measurement) -> dict[str, Any]:
-    return {"created": stored.created, "command": stored.command, "machine": stored.machine, "summary": {}}
+    """What may differ in a measurement that says the same, or is made from its facts."""
+    return {key: getattr(stored, key) for key in ("created", "command", "machine", "summary", "doubts")}
 
 
 def _stored(path: Path) -> Measurement | None:

@@ -36,6 +36,7 @@ from bastion.measuring.facts import (
 from bastion.measuring.identity import Identity, device_of, identify, one_thread, read_identity
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, data_key, on_device
 from bastion.models import checkpoint
+from bastion.models.complexity import parameters
 from bastion.models.load import best_device, locate
 from bastion.progress import Advance, bar
 from bastion.registry import canonical
@@ -135,6 +136,7 @@ def _about(
         **environment(job.seed),
         model=name_of(source),
         weights=identity.weights,
+        parameters=parameters(worker.model.given),
         data=identity.data,
         classes=first.classes,
         suite=Path(suite).stem if isinstance(suite, str | Path) else "custom",

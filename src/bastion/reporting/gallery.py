@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 from bastion.errors import BastionError
 from bastion.measuring.facts import Facts, MeasuredThreat
 from bastion.measuring.store import Column
+from bastion.reporting.grids import class_name
 from bastion.reporting.tables import ReportedRun, threat_text
 from bastion.suite import written
 
@@ -98,10 +99,6 @@ def _judged(image: Column, seen: str, *, right: bool, remark: str) -> Picture:
     """The remark is only for mistakes."""
     caption = seen if right or not remark else f"{seen} ({remark})"
     return Picture(data_uri(to_bytes(image)), caption, "right" if right else "wrong")
-
-
-def class_name(classes: Sequence[str], index: Any) -> str:
-    return classes[index] if 0 <= index < len(classes) else f"class {index}"
 
 
 def rescaled(delta: Column, scale: float) -> Column:
