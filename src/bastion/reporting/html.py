@@ -81,6 +81,7 @@ def environment() -> jinja2.Environment:
         "sign": lambda mark: svg.MARKERS[svg.marker(mark)],
         "colour": lambda mark: f"var(--run-{mark % svg.COLOURS})",
         "significant": is_significant,
+        "key": id,
     }
     return result
 

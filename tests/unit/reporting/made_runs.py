@@ -111,7 +111,7 @@ def measure_run(
         }
     cases = []
     for name, columns in facts.items():
-        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}-{n}")
+        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}")
         for start in range(0, n, BLOCK):
             rows = range(start, min(start + BLOCK, n))
             part = {key: column[rows.start : rows.stop] for key, column in columns.items()}
@@ -152,7 +152,7 @@ def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any
     for number, (label, said) in enumerate(cases.items()):
         columns: dict[str, Column] = said["columns"]
         n = len(next(iter(columns.values())))
-        store = FactStore(run.facts / "identity-of-cases" / f"{number}-{n}")
+        store = FactStore(run.facts / "identity-of-cases" / str(number))
         store.write(range(n), columns, {}, {"device": "cpu"})
         named = {"label": label, "kind": "probes", "store": store.name, "n": n, "spec": {}, "columns": tuple(columns)}
         measured.append(MeasuredCase(**named | {key: value for key, value in said.items() if key != "columns"}))
@@ -164,7 +164,7 @@ def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any
         "suite": "made",
         "n": max((case.n for case in measured if case.kind == "probes"), default=1),
     }
-    return write_measurement(run, Measurement(**environment(3), cases=tuple(measured), **common | about))
+    return write_measurement(run, Measurement(cases=tuple(measured), **environment(3) | common | about))
 
 
 def measure_everything(run: Run, n: int = 120) -> Facts:

@@ -219,5 +219,5 @@ def test_no_run_and_no_run_directory_are_errors(tmp_path: Path) -> None:
 def test_damaged_facts_are_an_error_that_names_the_file(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2)
     shutil.rmtree(run.facts)
-    with pytest.raises(BastionError, match=r"0-200: 200 of 200 facts are missing; measure again"):
+    with pytest.raises(BastionError, match=r"identity/0: 200 of 200 facts are missing; measure again"):
         compare(read_runs([run.folder]))
