@@ -85,6 +85,7 @@ class Tab:
         """`media`: whatever the page is for, a screen or a printer."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._ask("Emulation.setEmulatedMedia", media=media, features=features)
+        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # until it is shown
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
@@ -128,9 +129,10 @@ class Tab:
         return [json.dumps(event["params"]) for event in self.events if event["method"] in wanted]
 
     def requests(self) -> list[str]:
-        """Every address that the page asked for, but for its own."""
+        """Every address that the page asked for, but for its own and for what is inside it."""
         sent = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
-        return [each["request"]["url"] for each in sent if each["request"]["url"] != each["documentURL"]]
+        asked = [each["request"]["url"] for each in sent if each["request"]["url"] != each["documentURL"]]
+        return [address for address in asked if not address.startswith("data:")]
 
 
 @contextmanager

@@ -56,7 +56,8 @@ FACTS = """(() => {
 WORDS_AND_LINES = """(() => {
   const shown = [...document.querySelectorAll("#accuracy svg")].find((svg) => svg.getBoundingClientRect().width > 0);
   const box = (element) => { const b = element.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
-  const dotted = [...shown.querySelectorAll("path")].filter((path) => getComputedStyle(path).strokeDasharray !== "none");
+  const isDotted = (path) => getComputedStyle(path).strokeDasharray !== "none";
+  const dotted = [...shown.querySelectorAll("path")].filter(isDotted);
   return [[...shown.querySelectorAll("text")].map(box), dotted.map(box)];
 })()"""
 
@@ -67,13 +68,21 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield tab
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reported")
+
+
 @pytest.fixture
-def page(tmp_path: Path, tiny_data: DataSet, tiny_model: Classifier) -> Path:
-    measure(tiny_model, tiny_data, SUITE, folder=tmp_path / "run")
-    for step in range(1, 9):
-        record = {"loss": 2 / step, "clean_accuracy": step / 10, "robust_accuracy": step / 20}
-        open_run(tmp_path / "run").log({"kind": "step", "step": step, "epoch": step / 4, **record})
-    return report([tmp_path / "run"], tmp_path / "report.html")
+def page(folder: Path, tiny_data: DataSet, tiny_model: Classifier) -> Path:
+    """Made for the first test that asks for it."""
+    if not (folder / "report.html").exists():
+        measure(tiny_model, tiny_data, SUITE, folder=folder / "run")
+        for step in range(1, 9):
+            record = {"loss": 2 / step, "clean_accuracy": step / 10, "robust_accuracy": step / 20}
+            open_run(folder / "run").log({"kind": "step", "step": step, "epoch": step / 4, **record})
+        report([folder / "run"], folder / "report.html")
+    return folder / "report.html"
 
 
 def holds(pixels: np.ndarray[Any, Any], box: list[float], colour: list[int]) -> bool:
@@ -112,7 +121,7 @@ def test_the_line_of_chance_crosses_no_words_and_the_chart_is_as_wide_as_the_pag
 ) -> None:
     tab.open(page, width=width, height=HEIGHT)
     words, lines = tab.run(WORDS_AND_LINES)
-    assert len(lines) == 6  # one a row: clean, two radii of a curve, an attack, the mean over corruptions
+    assert len(lines) == 5  # one a row: clean, two radii of a curve, an attack, the mean over corruptions
     for left, top, right, bottom in words:
         for line in lines:
             assert right <= line[0] or line[2] <= left or bottom <= line[1] or line[3] <= top
