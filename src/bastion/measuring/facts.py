@@ -152,13 +152,10 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        """Made example by example, so that its interval knows that all probes saw the same examples."""
-        return estimate(self.per_example(name))
+        return estimate(self.aggregate_column(name))
 
-    def per_example(self, name: str) -> Column:
-        """(n,): what the number of a probe or an aggregate is the mean of."""
-        if name not in self.about.aggregates:
-            return self.correct(name)
+    def aggregate_column(self, name: str) -> Column:
+        """(n,): made example by example, so that its interval knows that all probes saw the same examples."""
         chosen = self.about.aggregates[name]
         for label in chosen.members:
             if f"{label}/{chosen.column}" not in self.columns:

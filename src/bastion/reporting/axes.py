@@ -23,6 +23,11 @@ def is_variant(case: MeasuredCase, axis: str) -> bool:
     return axis in case.at and without(case, axis) != case.label
 
 
+def varying(case: MeasuredCase) -> list[str]:
+    """The axes of which it is one of several values."""
+    return [axis for axis in case.at if is_variant(case, axis)]
+
+
 def without(case: MeasuredCase, axis: str) -> str:
     """The label without the value of the axis: `pgd eps=8/255` is `pgd`."""
     head, _, tail = f"{case.label} ".partition(f" {axis}={written(case.at[axis])} ")

@@ -12,7 +12,7 @@ from bastion.measuring.facts import Facts, MeasuredCase
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.store import Column
 from bastion.reporting.axes import without
-from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions
+from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions, per_example
 from bastion.suite import CORRECT, written
 
 CLASSES = 20  # of more classes only the worst are shown
@@ -106,7 +106,7 @@ def class_table(comparison: Comparison) -> ClassTable | None:
     worst = [name for name, each in comparison.about.aggregates.items() if each.kind == "worst"][:1]
     shown = [case.label, *worst]
     labels = comparison.rows[0].facts.columns[f"{case.label}/label"]
-    columns = [row.facts.per_example(name) for row in comparison.rows for name in shown]
+    columns = [per_example(row.facts, name) for row in comparison.rows for name in shown]
     rows = [
         ClassRow(class_name(comparison.about.classes, each), int((labels == each).sum()), _of(columns, labels == each))
         for each in np.unique(labels)

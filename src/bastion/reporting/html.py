@@ -96,7 +96,7 @@ def _with_any(
 
 def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
     """None for a suite that asks for no accuracy."""
-    widths = _WIDTHS if comparison.columns else {}
+    widths = _WIDTHS if comparison.charted else {}
     return {
         name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
     }

@@ -28,10 +28,10 @@ _LEVELS = (1, 2, 4, 8, 16, 32, 64)  # between ticks of an ℓ∞ radius
 def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
     """Every run's accuracy under every probe as a dot on its 95 % interval."""
     block = _GAP + _ROW * len(comparison.rows)
-    height = _HEAD + block * len(comparison.columns) + _FOOT
+    height = _HEAD + block * len(comparison.charted) + _FOOT
     with svg.figure(width, height) as figure:
         axes = svg.axes(figure, left=6, right=52, top=_HEAD, bottom=_FOOT)
-        axes.set(xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[])
+        axes.set(xlim=(0, 100), ylim=(block * len(comparison.charted), 0), xticks=range(0, 101, 20), yticks=[])
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("images classified right (%)")
@@ -39,7 +39,7 @@ def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
         axes.annotate(
             "chance", (chance, 0), (0, 5), textcoords="offset points", color=svg.MUTED, ha="center", fontsize=11
         )
-        for position, label in enumerate(comparison.columns):
+        for position, label in enumerate(comparison.charted):
             top = block * position
             # Beside the dots alone: the line crosses no words.
             axes.plot([chance] * 2, [top + _GAP, top + block], color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))

@@ -16,13 +16,14 @@ from bastion.measuring.facts import Facts, MeasuredCase, Measurement, read_measu
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
-from bastion.reporting.axes import is_variant, without
+from bastion.reporting.axes import is_variant, varying, without
 from bastion.reporting.wording import listed, percent
 from bastion.run import Run, open_run
 from bastion.suite import CORRECT
 
 CORRUPTIONS = "mean over corruptions"
 SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns with a place of their own on the page
+FEW = 3  # radii of a security curve that stand in the chart of accuracies too
 NAMES = 4  # more runs than these are counted in the title, not named
 
 
@@ -89,6 +90,12 @@ class Comparison:
     @property
     def columns(self) -> list[str]:
         return list(self.rows[0].accuracies)
+
+    @property
+    def charted(self) -> list[str]:
+        """Columns of the chart: what has a security curve need not be there too."""
+        curves = [case.label for case in self.about.cases if case.label in self.columns and is_variant(case, "eps")]
+        return [label for label in self.columns if label not in curves] if len(curves) > FEW else self.columns
 
     @property
     def chance(self) -> float:
@@ -217,7 +224,7 @@ def headline(facts: Facts) -> dict[str, Estimate]:
     """The accuracies a reader looks for first. Variants that have a chart of their own are left to it."""
     corrupted = [case.label for case in corruptions(facts)]
     many = set(corrupted) if len(corrupted) > 1 else set()
-    many |= {case.label for case in facts.about.cases if is_variant(case, "size")}
+    many |= {case.label for case in facts.about.cases if is_variant(case, "size") or len(varying(case)) > 1}
     numbers = {label: each for label, each in facts.accuracies().items() if label not in many}
     if len(corrupted) > 1 and not _has_mean(facts, corrupted):
         numbers[CORRUPTIONS] = estimate(corruption_mean(facts))
@@ -235,7 +242,9 @@ def corruption_mean(facts: Facts) -> Column:
 
 def per_example(facts: Facts, label: str) -> Column:
     """(n,): what a number of the headline is the mean of."""
-    return corruption_mean(facts) if label == CORRUPTIONS else facts.per_example(label)
+    if label in facts.about.aggregates:
+        return facts.aggregate_column(label)
+    return facts.correct(label) if label in facts.labels else corruption_mean(facts)
 
 
 def _has_mean(facts: Facts, labels: Sequence[str]) -> bool:

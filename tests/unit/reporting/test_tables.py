@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import made_runs
 import numpy as np
@@ -221,3 +222,16 @@ def test_damaged_facts_are_an_error_that_names_the_file(make_run: MakeRun) -> No
     shutil.rmtree(run.facts)
     with pytest.raises(BastionError, match=r"identity/0: 200 of 200 facts are missing; measure again"):
         compare(read_runs([run.folder]))
+
+
+def test_a_long_curve_and_a_grid_are_left_to_their_sections(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    right = {"columns": {"correct": np.ones(10, bool)}}
+    cases: dict[str, dict[str, Any]] = {"clean": {"role": "clean", **right}}
+    for level in (1, 2, 4, 8):
+        cases[f"pgd eps={level}/255"] = {"role": "attack", "at": {"eps": level / 255}, **right}
+        cases[f"many eps={level}/255 steps=9"] = {"role": "attack", "at": {"eps": level / 255, "steps": 9}, **right}
+    measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    assert comparison.columns == ["clean", *(f"pgd eps={level}/255" for level in (1, 2, 4, 8))]
+    assert comparison.charted == ["clean"]
