@@ -62,16 +62,18 @@ def _along(comparison: Comparison, chosen: Series, axis: str) -> CurveChart:
     for row in comparison.rows:
         x = list(chosen.values)
         estimates = [estimate(row.facts.correct(case.label)) for case in chosen.cases]
-        if axis == "eps" and (clean := _clean(row)) is not None:
+        if axis == "eps" and (clean := _clean(row, chosen.cases[0])) is not None:
             x, estimates = [0.0, *x], [clean, *estimates]
         lines.append(Line(row.run.mark, x, estimates))
     return CurveChart(chosen.label, chosen.norm if axis == "eps" else "", False, lines)
 
 
-def _clean(row: Row) -> Estimate | None:
-    """The accuracy at radius 0."""
-    labels = [case.label for case in row.facts.with_role("clean") if CORRECT in case.columns]
-    return estimate(row.facts.correct(labels[0])) if labels else None
+def _clean(row: Row, attacked: MeasuredCase) -> Estimate | None:
+    """The accuracy at radius 0, on the same variant of the data."""
+    for case in row.facts.with_role("clean"):
+        if CORRECT in case.columns and case.at.items() <= attacked.at.items():
+            return estimate(row.facts.correct(case.label))
+    return None
 
 
 def distance_cases(facts: Facts) -> list[MeasuredCase]:

@@ -264,7 +264,8 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     """The first comparison of accuracies in plain words."""
     first = next((comparison for comparison in comparisons if comparison.columns), None)
     if first is None:
-        return "No accuracy has been measured yet."
+        measured = any(row.facts.accuracies() for comparison in comparisons for row in comparison.rows)
+        return "Accuracies by variant are below." if measured else "No accuracy has been measured yet."
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
     return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"

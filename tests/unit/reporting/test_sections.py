@@ -72,6 +72,32 @@ def test_accuracy_over_image_size(everything: Comparison) -> None:
     assert "resized size=24" not in everything.columns
 
 
+def test_a_curve_over_eps_begins_at_the_clean_accuracy_of_its_own_size(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {}
+    for size, right in {24: 5, 32: 8}.items():
+        cases[f"clean size={size}"] = {
+            "role": "clean",
+            "at": {"size": size},
+            "columns": {"correct": np.arange(10) < right},
+        }
+        for level in (1, 2):
+            cases[f"pgd eps={level}/255 size={size}"] = {
+                "role": "attack",
+                "at": {"eps": level / 255, "size": size},
+                "columns": {"correct": np.arange(10) < right - level},
+            }
+    measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    shown = {chart.title: [each.value for each in chart.lines[0].estimates] for chart in security_curves(comparison)}
+    assert shown == {"pgd size=24": [0.5, 0.4, 0.3], "pgd size=32": [0.8, 0.7, 0.6]}
+    by_size = {
+        chart.title: [each.value for each in chart.lines[0].estimates] for chart in resolution_curves(comparison)
+    }
+    assert by_size == {"clean": [0.5, 0.8], "pgd eps=1/255": [0.4, 0.7], "pgd eps=2/255": [0.3, 0.6]}
+    assert comparison.columns == []  # all of it is in the curves
+
+
 def test_a_heat_map_has_a_cell_for_each_severity_and_means(everything: Comparison) -> None:
     (shown,) = heat_maps(everything)
     assert shown.columns == ["1", "2", "3", "4", "5", "mean"]
