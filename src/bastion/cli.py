@@ -169,6 +169,32 @@ def report(
 
 
 @app.command()
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(help="Where the runs are; all below it are read.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("leaderboard.html"),
+    csv: Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")] = None,
+    robustbench: Annotated[
+        Path | None, typer.Option(help="Also write RobustBench's JSON files of model information to this folder.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page about all measured models below a folder."""
+    from bastion.reporting.leaderboard import leaderboard as write_leaderboard
+    from bastion.reporting.leaderboard_files import write_csv, write_robustbench
+
+    boards, problems = write_leaderboard(folder, output)
+    for problem in problems:
+        stderr.print(f"warning: left out: {problem}", soft_wrap=True, markup=False)
+    count = sum(len(board.entries) for board in boards)
+    lines = [f"leaderboard: {output} ({count} models)"]
+    if csv:
+        write_csv(boards, csv)
+        lines.append(f"csv: {csv}")
+    if robustbench:
+        lines.append(f"robustbench: {len(write_robustbench(boards, robustbench))} files in {robustbench}")
+    stdout.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+@app.command()
 def show(
     target: Annotated[str, typer.Argument(help="A recipe, a run, a model folder, or a model's name.")],
     change: Changes = None,

@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -285,7 +286,7 @@ def environment(seed: int) -> dict[str, Any]:
     """What a number may depend on besides model and data."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "seed": seed,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "machine": {
@@ -294,6 +295,12 @@ def environment(seed: int) -> dict[str, Any]:
             "cores": os.cpu_count(),
         },
     }
+
+
+def _command() -> str:
+    """As it can be typed again: `python -m bastion` calls itself `__main__.py`."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["bastion" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def version(package: str) -> str:

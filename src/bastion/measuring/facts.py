@@ -96,7 +96,9 @@ class Measurement(_Part):
     aggregates: dict[str, MeasuredAggregate] = {}
     published: Published | None = None
     origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
+    parameters: int | None = None  # of the model; None: measured before they were counted
     summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
+    doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
 
     def positions(self, case: MeasuredCase) -> Column:
         """Of the examples of a probe, or of the parts of a study."""
@@ -154,6 +156,15 @@ class Facts:
         if column.dtype == bool and self.about.population is not None:
             return confidence_sequence(int(column.sum()), len(column), self.about.population)
         return estimate(column)
+
+    def first(self, n: int) -> Facts:
+        """Of the first n examples alone, as if no more had been measured."""
+        cases = tuple(
+            case.model_copy(update={"n": min(n, case.n)}) if case.kind == "probes" else case
+            for case in self.about.cases
+        )
+        about = self.about.model_copy(update={"n": min(n, self.n), "cases": cases, "summary": {}, "doubts": ()})
+        return Facts(self.run, about, Columns(self.run, about))
 
     def correct(self, label: str) -> Column:
         """(n,) bool: right under this probe."""
@@ -375,10 +386,11 @@ def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Fac
     """Store it. If nothing was measured anew, one that says the same stays as it is, with its date."""
     path = _path(run, about, stopped=about.population is not None)
     stored = None if anew else _stored(path)
-    if stored and stored.model_copy(update={"summary": {}}) == about.model_copy(update=_passing(stored)):
+    if stored and stored == about.model_copy(update=_passing(stored)):
         return Facts(run, stored, Columns(run, stored))
     facts = Facts(run, about, Columns(run, about))
-    about = about.model_copy(update={"summary": facts.numbers()})
+    doubts = tuple(dict.fromkeys(warning.code for warning in facts.warnings()))
+    about = about.model_copy(update={"summary": facts.numbers(), "doubts": doubts})
     storage.write_json(path, about.model_dump(mode="json"))
     if about.population is None:
         _path(run, about, stopped=True).unlink(missing_ok=True)  # it has gone on to the end
@@ -395,7 +407,8 @@ def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
 
 
 def _passing(stored: Measurement) -> dict[str, Any]:
-    return {"created": stored.created, "command": stored.command, "machine": stored.machine, "summary": {}}
+    """What may differ in a measurement that says the same, or is made from its facts."""
+    return {key: getattr(stored, key) for key in ("created", "command", "machine", "summary", "doubts")}
 
 
 def _stored(path: Path) -> Measurement | None:

@@ -38,6 +38,7 @@ from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, on_device
 from bastion.models import checkpoint
+from bastion.models.complexity import parameters
 from bastion.models.load import best_device, locate
 from bastion.progress import bar
 from bastion.registry import canonical
@@ -284,6 +285,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
         **environment(worker.job.seed),
         model=name_of(plan.source),
         weights=plan.identity.weights,
+        parameters=parameters(worker.model.given),
         data=plan.identity.data,
         classes=worker.data(worker.cases[0]).classes,
         suite=Path(given).stem if isinstance(given, str | Path) else "custom",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 from PIL import Image
 
 from bastion.errors import BastionError
-from bastion.measuring.facts import Facts, MeasuredThreat
+from bastion.measuring.facts import Facts, MeasuredCase, MeasuredThreat
 from bastion.measuring.store import Column
+from bastion.reporting.axes import varying
+from bastion.reporting.grids import class_name
 from bastion.reporting.tables import ReportedRun, threat_text
 from bastion.suite import written
 
@@ -48,12 +50,26 @@ def galleries(run: ReportedRun) -> list[Gallery]:
     """One per attack of which pictures were kept. Measurements that share a probe share its pictures."""
     found: dict[str, Gallery] = {}
     for facts in run.measurements:
-        for case in facts.about.cases:
-            if case.store in found or not {*_FACTS} <= {*case.columns}:
-                continue
-            if pictures := facts.pictures(case.label):
+        for case in _largest(facts.about.cases):
+            if case.store not in found and (pictures := facts.pictures(case.label)):
                 found[case.store] = _gallery(facts, case.label, pictures)
     return list(found.values())
+
+
+def _largest(cases: Iterable[MeasuredCase]) -> list[MeasuredCase]:
+    """Of each attack's variants along axes that with the largest budget: its perturbations are seen best."""
+    chosen: dict[str, MeasuredCase] = {}
+    for case in cases:
+        name = case.label
+        for axis in varying(case):
+            name = name.replace(f" {axis}={written(case.at[axis])}", "")
+        if {*_FACTS} <= {*case.columns} and (name not in chosen or _eps(case) > _eps(chosen[name])):
+            chosen[name] = case
+    return list(chosen.values())
+
+
+def _eps(case: MeasuredCase) -> float:
+    return case.threat.eps if case.threat else 0.0
 
 
 def _gallery(facts: Facts, label: str, pictures: Mapping[str, Column]) -> Gallery:
@@ -98,10 +114,6 @@ def _judged(image: Column, seen: str, *, right: bool, remark: str) -> Picture:
     """The remark is only for mistakes."""
     caption = seen if right or not remark else f"{seen} ({remark})"
     return Picture(data_uri(to_bytes(image)), caption, "right" if right else "wrong")
-
-
-def class_name(classes: Sequence[str], index: Any) -> str:
-    return classes[index] if 0 <= index < len(classes) else f"class {index}"
 
 
 def rescaled(delta: Column, scale: float) -> Column:

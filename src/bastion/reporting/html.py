@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,17 @@ import yaml
 from markupsafe import Markup
 
 from bastion import recipe_yaml, storage
-from bastion.measuring.facts import MeasuredCase, Measurement, mixture
-from bastion.reporting import plots, tables
+from bastion.measuring.facts import Facts, MeasuredCase, Measurement, mixture
+from bastion.reporting import plots, svg, tables, wording
+from bastion.reporting.costs import cost_table
+from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
+from bastion.reporting.grids import class_table, confusions, heat_maps
+from bastion.reporting.robustness_curves import CurveChart, distances, resolution_curves, security_curves
 from bastion.reporting.tables import Comparison, ReportedRun
+from bastion.reporting.training import training_panels
 
-_WIDE, _NARROW = 760, 350  # a chart is drawn once for a desk and once for a phone
+_WIDTHS = {"wide": 1080, "medium": 700, "narrow": 350}  # a chart is drawn for a desk, a tablet or paper, and a phone
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
@@ -28,47 +33,114 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
 
 def render(runs: Sequence[ReportedRun]) -> str:
     comparisons = tables.compare(runs)
+    sections = {
+        "attacks": _with_any(comparisons, _waterfalls),
+        "security": _with_any(comparisons, _security),
+        "distances": _with_any(comparisons, _distances),
+        "corruptions": _with_any(comparisons, lambda each, _: heat_maps(each)),
+        "resolution": _with_any(comparisons, _resolution),
+        "classes": _classes(comparisons),
+        "pictures": [(run, shown) for run in runs for shown in [galleries(run)] if shown],
+        "training": training_panels(runs),
+        "cost": _with_any(comparisons, lambda each, _: cost_table(each)),
+    }
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
+            title=tables.page_title(runs, comparisons),
             runs=runs,
             comparisons=comparisons,
             summary=tables.summary(comparisons),
             unmeasured=[run for run in runs if not run.measurements],
-            untrained=[run for run in runs if not run.records("step") + run.records("epoch")],
+            trained=[run for run in runs if run.records("step") + run.records("epoch")],
             charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],
-            panels=plots.training_panels(runs),
-            galleries=[(run, galleries(run)) for run in runs],
+            differences=[differences(comparison) for comparison in comparisons],
             details=[_details(run) for run in runs],
+            **sections,
         )
     )
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    result = jinja2.Environment(
         loader=jinja2.PackageLoader("bastion.reporting"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "percent": tables.percent,
-        "interval": tables.interval,
-        "quantity": tables.quantity,
-        "sign": lambda mark: plots.MARKERS[plots.marker(mark)],
-        "colour": lambda mark: f"var(--run-{mark % plots.COLOURS})",
+    result.filters |= {
+        "percent": wording.percent,
+        "points": wording.points,
+        "interval": wording.interval,
+        "quantity": wording.quantity,
+        "count": wording.count,
+        "radius": wording.radius,
+        "norm": wording.norm_sign,
+        "sign": lambda mark: svg.MARKERS[svg.marker(mark)],
+        "colour": lambda mark: f"var(--run-{mark % svg.COLOURS})",
+        "significant": is_significant,
+        "key": id,
     }
-    return environment
+    return result
+
+
+def _with_any(
+    comparisons: Sequence[Comparison], make: Callable[[Comparison, int], Any]
+) -> list[tuple[Comparison, Any]]:
+    """What a section shows of each comparison that has facts for it."""
+    made = [(comparison, make(comparison, position)) for position, comparison in enumerate(comparisons)]
+    return [(comparison, shown) for comparison, shown in made if shown]
 
 
 def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
     """None for a suite that asks for no accuracy."""
-    widths = {"wide": _WIDE, "narrow": _NARROW} if comparison.columns else {}
+    widths = _WIDTHS if comparison.charted else {}
     return {
         name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
     }
+
+
+def _waterfalls(comparison: Comparison, position: int) -> list[tuple[str, Any, list[Any]]]:
+    """By ensemble: accuracies after each member, and a chart for each run."""
+    ensembles = {label: stages for label, stages in comparison.stages().items() if len(stages) > 1}
+    return [
+        (label, stages, [(row, plots.waterfall(row, label, f"fall-{position}-{number}-{line}")) for line, row in rows])
+        for number, (label, stages) in enumerate(ensembles.items())
+        for rows in [list(enumerate(comparison.rows))]
+    ]
+
+
+def _security(comparison: Comparison, position: int) -> list[Markup]:
+    return _panels(comparison, security_curves(comparison), f"security-{position}")
+
+
+def _resolution(comparison: Comparison, position: int) -> list[Markup]:
+    return _panels(comparison, resolution_curves(comparison), f"resolution-{position}")
+
+
+def _panels(comparison: Comparison, charts: Sequence[CurveChart], key: str) -> list[Markup]:
+    return [plots.curve_panel(chart, comparison.chance, f"{key}-{number}") for number, chart in enumerate(charts)]
+
+
+def _distances(comparison: Comparison, position: int) -> list[tuple[str, Markup, Any]]:
+    return [
+        (label, plots.distance_panel(label, rows, f"distance-{position}-{number}"), rows)
+        for number, (label, rows) in enumerate(distances(comparison).items())
+    ]
+
+
+def _classes(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, Any, list[Any]]]:
+    """Each run once on each data set, on as many images as there are."""
+    found: list[tuple[Comparison, Any, list[Any]]] = []
+    covered: set[tuple[str, int]] = set()
+    for each in sorted(comparisons, key=lambda each: (len(each.rows), each.n), reverse=True):
+        asked = {(storage.fingerprint(each.about.data), run.mark) for run in each.runs}
+        if not each.stale and not asked <= covered and (table := class_table(each)):
+            found.append((each, table, [(row, confusions(row.facts)) for row in each.rows]))
+            covered |= asked
+    return found
 
 
 def _details(run: ReportedRun) -> dict[str, Any]:
@@ -78,7 +150,7 @@ def _details(run: ReportedRun) -> dict[str, Any]:
         "run": run,
         "recipe": None if resolved is None else recipe_yaml.dump(resolved),
         "origins": [("Run", _origin(run.files.provenance()))]
-        + [(_measured(facts.about), _measured_by(facts.about)) for facts in run.measurements],
+        + [(_measured(facts.about), _measured_by(facts)) for facts in run.measurements],
         "described": list(
             dict.fromkeys((case.label, _spec(case)) for facts in run.measurements for case in facts.about.cases)
         ),
@@ -95,8 +167,14 @@ def _measured(about: Measurement) -> str:
     return f"Suite {about.suite} on {about.n} images of {about.data['name']} ({about.data['split']})"
 
 
-def _measured_by(about: Measurement) -> dict[str, str]:
-    origin = _origin(about.model_dump())
+def _measured_by(facts: Facts) -> dict[str, str]:
+    about = facts.about
+    digests = {
+        "weights": about.weights,
+        "images": about.data.get("digest", ""),
+        "data": about.data.get("fingerprint", ""),
+    }
+    origin = _origin(about.model_dump()) | {key: text for key, text in digests.items() if text}
     return origin | ({"mixed": mixture(about)} if mixture(about) else {})
 
 

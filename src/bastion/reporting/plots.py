@@ -1,215 +1,161 @@
-"""Charts as inline SVG with the page's own colours and fonts: they follow light, dark and print. No torch."""
+"""Charts of accuracies: with intervals, after each attack of an ensemble, over radius or size; and of distances."""
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
-from xml.etree import ElementTree
+import math
+from collections.abc import Sequence
+from typing import Any
 
-import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bastion.measuring.store import Column
-from bastion.reporting.tables import Comparison, ReportedRun, percent
+from bastion.measuring.intervals import Estimate
+from bastion.reporting import svg
+from bastion.reporting.robustness_curves import CurveChart, Distances, Line
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import norm_sign, percent
 
-COLOURS = 8
-MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
-POINTS = 300  # a longer curve is averaged down to so many
-
-# matplotlib draws with stand-ins, which `_inline` replaces by the page's variables.
-_INK, _MUTED, _GRID, _PAPER = "#000001", "#000002", "#000003", "#000004"
-_RUNS = [f"#0001{position:02x}" for position in range(COLOURS)]
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line", _PAPER: "--paper"} | {
-    colour: f"--run-{position}" for position, colour in enumerate(_RUNS)
-}
-_STYLE = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "bastion",  # the same facts give the same page
-    "text.parse_math": False,  # a name may hold a dollar sign
-    "font.size": 12,
-    "text.color": _INK,
-    "axes.edgecolor": _GRID,
-    "axes.facecolor": "none",
-    "axes.labelcolor": _MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": _GRID,
-    "xtick.color": _GRID,
-    "ytick.color": _GRID,
-    "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED,
-    "figure.facecolor": "none",
-}
-_BACKING = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
-_ROW, _GAP, _HEAD, _FOOT = 22, 34, 16, 40  # of the accuracy chart, in pixels
-
-
-# What a curve shows: training batches as they come, some training images after an epoch, or held-out ones.
-Form = Literal["batches", "seen", "held out"]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One quantity of one run over its training."""
-
-    mark: int
-    epochs: Column
-    values: Column
-    form: Form
-
-
-def marker(mark: int) -> str:
-    return list(MARKERS)[mark % len(MARKERS)]
-
-
-def colour(mark: int) -> str:
-    return _RUNS[mark % COLOURS]
+_BACKING = {"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
+_ROW, _GAP, _HEAD, _FOOT = 22, 34, 18, 40  # of the accuracy chart, in pixels
+_STAGE = 40  # height of a stage of the waterfall
+_WIDTH, _HEIGHT = 360, 260  # of a panel
+_BINS = 24
+_LEVELS = (1, 2, 4, 8, 16, 32, 64)  # between ticks of an ℓ∞ radius
 
 
 def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
     """Every run's accuracy under every probe as a dot on its 95 % interval."""
     block = _GAP + _ROW * len(comparison.rows)
-    height = _HEAD + block * len(comparison.columns) + _FOOT
-    with _figure(width, height) as figure:
-        axes = _axes(figure, left=6, right=34, top=_HEAD, bottom=_FOOT)
-        axes.set(xlim=(0, 100), ylim=(block * len(comparison.columns), 0), xticks=range(0, 101, 20), yticks=[])
+    height = _HEAD + block * len(comparison.charted) + _FOOT
+    with svg.figure(width, height) as figure:
+        axes = svg.axes(figure, left=6, right=52, top=_HEAD, bottom=_FOOT)
+        axes.set(xlim=(0, 100), ylim=(block * len(comparison.charted), 0), xticks=range(0, 101, 20), yticks=[])
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("images classified right (%)")
-        axes.axvline(100 * comparison.chance, color=_MUTED, linewidth=1, linestyle=(0, (2, 3)))
-        axes.text(100 * comparison.chance, -4, "chance", color=_MUTED, ha="center", fontsize=11)
-        for position, label in enumerate(comparison.columns):
-            _draw_probe(axes, comparison, label, block * position)
-        title = f"Accuracy with 95 % intervals: {comparison.title}, n = {comparison.n}"
-        return _inline(figure, key, title)
+        chance = 100 * comparison.chance
+        axes.annotate(
+            "chance", (chance, 0), (0, 5), textcoords="offset points", color=svg.MUTED, ha="center", fontsize=11
+        )
+        for position, label in enumerate(comparison.charted):
+            top = block * position
+            # Beside the dots alone: the line crosses no words.
+            axes.plot([chance] * 2, [top + _GAP, top + block], color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
+            _draw_probe(axes, comparison, label, top)
+        return svg.inline(figure, key, f"Accuracy with 95 % intervals: {comparison.title}, n = {comparison.n}")
 
 
 def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> None:
-    """The probe's name, then a line for each run."""
-    beside: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "bbox": _BACKING}
-    name = axes.annotate(label, (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=_BACKING)
-    axes.annotate(comparison.threat(label), (1, 0), (10, 0), xycoords=name, color=_MUTED, **beside)
+    """The probe's name, then a line for each run, its number at the right edge."""
+    beside: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False}
+    name = axes.annotate(comparison.name(label), (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=_BACKING)
+    axes.annotate(comparison.threat(label), (1, 0), (10, 0), xycoords=name, color=svg.MUTED, bbox=_BACKING, **beside)
     for line, row in enumerate(comparison.rows):
         estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
         low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
-        paint: dict[str, Any] = {"color": colour(row.run.mark), "clip_on": False}
+        paint: dict[str, Any] = {"color": svg.colour(row.run.mark), "clip_on": False}
         axes.plot([low, high], [y, y], alpha=0.45, linewidth=6, solid_capstyle="butt", **paint)
-        axes.plot(value, y, marker(row.run.mark), markersize=10, markeredgecolor=_PAPER, **paint)
-        axes.annotate(percent(estimate.value), (high, y), (9, 0), va="center", **beside)
+        axes.plot(value, y, svg.marker(row.run.mark), markersize=10, markeredgecolor=svg.PAPER, **paint)
+        axes.annotate(percent(estimate.value), (100, y), (46, 0), va="center", ha="right", **beside)
 
 
-def training_panels(runs: Sequence[ReportedRun]) -> list[Markup]:
-    """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
-    loss = curves(runs, "loss", None, 1)
-    clean = curves(runs, "clean_accuracy", "clean", 100)
-    robust = curves(runs, "robust_accuracy", "robust", 100)
-    top = min(100.0, 1.1 * max([10.0, *(curve.values.max() for curve in clean + robust)]))
-    panels = (
-        (loss, "training loss", None, "training-loss"),
-        (clean, "clean accuracy (%)", (0, top), "training-clean"),
-        (robust, "accuracy under attack (%)", (0, top), "training-robust"),
-    )
-    return [_panel(drawn, label, limits, key) for drawn, label, limits, key in panels if drawn]
+def waterfall(row: Row, label: str, key: str) -> Markup:
+    """What is still classified right after each attack of an ensemble; pale: what that attack fooled."""
+    stages = [(name, after.value) for name, after in row.facts.stages(label).items()]
+    columns = row.facts.columns
+    before = float((row.facts.correct(label) | (columns[f"{label}/fooled_by"] >= 0)).mean())
+    with svg.figure(_WIDTH, _STAGE * (1 + len(stages)) + 42) as figure:
+        axes = svg.axes(figure, left=2, right=8, top=2, bottom=40)
+        axes.set(xlim=(0, 100), ylim=(_STAGE * (1 + len(stages)), 0), xticks=range(0, 101, 20), yticks=[])
+        axes.grid(axis="x")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("images still classified right (%)")
+        for position, (name, right) in enumerate([("clean images", before), *stages]):
+            top = _STAGE * position
+            paint: dict[str, Any] = {"height": 14, "color": svg.colour(row.run.mark), "align": "edge"}
+            axes.barh(top + 20, 100 * right, alpha=0.85, linewidth=0, **paint)
+            axes.barh(top + 20, 100 * (before - right), left=100 * right, alpha=0.3, linewidth=0, **paint)
+            axes.text(0, top + 15, name, fontsize=12, bbox=_BACKING)
+            if before > right:
+                lost = f"−{percent(before - right)}"
+                axes.text(86, top + 15, lost, ha="right", fontsize=11, color=svg.MUTED, bbox=_BACKING)
+            axes.text(100, top + 15, percent(right), ha="right", fontsize=12, bbox=_BACKING)
+            before = right
+        return svg.inline(figure, key, f"{row.name}: accuracy after each attack of {label}")
 
 
-def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | None, key: str) -> Markup:
-    with _figure(360, 260) as figure:
-        axes = _axes(figure, left=30, right=8, top=30, bottom=42)
-        for curve in drawn:
-            looks: dict[Form, dict[str, Any]] = {
-                "batches": {"linewidth": 1.6, "alpha": 0.75},
-                "seen": {"linewidth": 1.6, "linestyle": (0, (4, 2))},
-                "held out": {"linestyle": "", "marker": marker(curve.mark), "markersize": 7, "markeredgecolor": _PAPER},
-            }
-            axes.plot(curve.epochs, curve.values, color=colour(curve.mark), clip_on=False, **looks[curve.form])
-        axes.set_xlabel("epoch")
-        axes.set_ylabel(label, rotation=0, ha="left", color=_INK, fontsize=13)
-        axes.yaxis.set_label_coords(-0.08, 1.06)
-        axes.set_xlim(left=0)
-        if limits:
-            axes.set_ylim(*limits)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+def curve_panel(chart: CurveChart, chance: float, key: str) -> Markup:
+    """Accuracy over a radius or a size, all runs; bands are 95 % intervals."""
+    label = f"radius ε ({norm_sign(chart.norm)})" if chart.norm else "image size (pixels)"
+    with svg.figure(_WIDTH, _HEIGHT) as figure:
+        axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
+        _head(axes, f"{chart.title}: accuracy (%)")
+        for line in chart.lines:
+            _draw_line(axes, line, is_step=chart.is_step)
+        axes.set(ylim=(0, 100), yticks=range(0, 101, 20))
+        axes.set_xlabel(label)
+        axes.axhline(100 * chance, color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
+        last = max(x for line in chart.lines for x in line.x)
+        if chart.norm:
+            axes.set_xlim(0, last or 1)
+            _radius_ticks(axes, chart.norm, last)
+        else:
+            axes.set_xticks(sorted({x for line in chart.lines for x in line.x}))
         axes.grid(axis="y")
-        return _inline(figure, key, f"{label} over the epochs of training")
+        return svg.inline(figure, key, f"{chart.title}: accuracy over {label}")
 
 
-def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:
-    """Lines before points, so that points are drawn on top."""
-    sources: list[tuple[str, str, Form]] = [("step", step_key, "batches")]
-    if accuracy:
-        sources += [("epoch", f"train_{accuracy}", "seen"), ("epoch", f"val_{accuracy}", "held out")]
-    found = [
-        Curve(run.mark, *averaged(*_series(run, kind, key, unit)), form) for kind, key, form in sources for run in runs
-    ]
-    return [curve for curve in found if len(curve.values)]
+def _head(axes: Axes, text: str) -> None:
+    """What is on the y axis, above it and not beside it."""
+    axes.set_ylabel(text, rotation=0, ha="left", color=svg.INK, fontsize=13)
+    axes.yaxis.set_label_coords(-0.09, 1.06)
 
 
-def _series(run: ReportedRun, kind: str, key: str, unit: float) -> tuple[Column, Column]:
-    """Epochs and values, without what was not logged or is not finite."""
-    pairs = [(record["epoch"], record[key]) for record in run.records(kind) if record.get(key) is not None]
-    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    table = table[np.isfinite(table).all(axis=1)]
-    return table[:, 0], unit * table[:, 1]
+def _draw_line(axes: Axes, line: Line, *, is_step: bool) -> None:
+    paint = svg.colour(line.mark)
+    low, value, high = (_percents(line.estimates, name) for name in ("low", "value", "high"))
+    step: Any = {"step": "post"} if is_step else {}
+    axes.fill_between(line.x, low, high, color=paint, alpha=0.15, linewidth=0, **step)
+    if is_step:
+        axes.step(line.x, value, where="post", color=paint, linewidth=2)
+    else:
+        sign = {"marker": svg.marker(line.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
+        axes.plot(line.x, value, color=paint, linewidth=2, clip_on=False, **sign)  # type: ignore[arg-type]
 
 
-def averaged(epochs: Column, values: Column) -> tuple[Column, Column]:
-    """Means over equal stretches, at most `POINTS` of them."""
-    if len(values) <= POINTS:
-        return epochs, values
-    means = [np.array([part.mean() for part in np.array_split(column, POINTS)]) for column in (epochs, values)]
-    return means[0], means[1]
+def _percents(estimates: Sequence[Estimate], name: str) -> list[float]:
+    return [100 * float(getattr(each, name)) for each in estimates]
 
 
-@contextmanager
-def _figure(width: int, height: int) -> Iterator[Figure]:
-    """A figure measured in CSS pixels."""
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The browser has the fonts for any name; matplotlib, which only measures, may not.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        yield Figure(figsize=(width / 72, height / 72), dpi=72)
+def _radius_ticks(axes: Axes, norm: str, last: float) -> None:
+    """Of ℓ∞ radii in grey levels: 8/255."""
+    if norm != "linf":
+        return
+    levels = 255 * last
+    step = next((each for each in _LEVELS if levels / each <= 5), _LEVELS[-1])
+    ticks = list(range(0, math.floor(levels + 1e-6) + 1, step))
+    axes.set_xticks([tick / 255 for tick in ticks], [f"{tick}/255" if tick else "0" for tick in ticks])
 
 
-def _axes(figure: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes:
-    width, height = 72 * figure.get_size_inches()
-    return figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
-
-
-def _inline(figure: Figure, key: str, title: str) -> Markup:
-    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    root = ElementTree.fromstring(file.getvalue())
-    for element in root.iter():
-        element.tag = _local(element.tag)
-        element.attrib = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
-    for element in root.findall(".//defs"):
-        for sheet in element.findall("style"):
-            element.remove(sheet)  # it would style the whole page
-    width, height = (round(72 * side) for side in figure.get_size_inches())
-    root.attrib = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {width}px", "role": "img"}
-    root.attrib["aria-label"] = title
-    return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _adapt(name: str, value: str, key: str) -> str:
-    if name == "style":
-        return re.sub("#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value)
-    if name == "id":
-        return f"{key}-{value}"
-    if _local(name) in ("href", "clip-path"):
-        return value.replace("#", f"#{key}-")
-    return value
+def distance_panel(label: str, shown: Sequence[Distances], key: str) -> Markup:
+    """How many images have their nearest adversarial example at which distance."""
+    norm = shown[0].norm
+    values = np.concatenate([each.found for each in shown])
+    last = float(values.max(initial=0)) or 1.0
+    with svg.figure(_WIDTH, _HEIGHT) as figure:
+        axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
+        _head(axes, f"{label}: images")
+        for each in shown:
+            paint = svg.colour(each.mark)
+            counts, edges = np.histogram(each.found, bins=_BINS, range=(0, last))
+            axes.stairs(counts, edges, fill=True, color=paint, alpha=0.2)
+            axes.stairs(counts, edges, color=paint, linewidth=1.6)
+        axes.set_xlim(0, last)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        _radius_ticks(axes, norm, last)
+        axes.set_xlabel(f"distance of the nearest adversarial example ({norm_sign(norm)})")
+        axes.grid(axis="y")
+        return svg.inline(figure, key, f"{label}: distances of the nearest adversarial examples")

@@ -1,20 +1,30 @@
-"""What the report says in words and rows: who may stand beside whom, and how a number reads. No torch."""
+"""Which runs stand beside each other, on which images, and the numbers that a page begins with. No torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
 from bastion.measuring.facts import Facts, MeasuredCase, Measurement, read_measurements
-from bastion.measuring.intervals import Estimate
+from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.sanity import SanityWarning
+from bastion.measuring.store import Column
+from bastion.reporting.axes import is_variant, varying, without
+from bastion.reporting.wording import listed, percent
 from bastion.run import Run, open_run
+from bastion.suite import CORRECT
+
+CORRUPTIONS = "mean over corruptions"
+SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns with a place of their own on the page
+FEW = 3  # radii of a security curve that stand in the chart of accuracies too
+NAMES = 4  # more runs than these are counted in the title, not named
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,8 @@ class ReportedRun:
 class Row:
     name: str
     run: ReportedRun
-    facts: Facts
+    facts: Facts  # of the examples that all rows of the table have
+    measured: int  # examples, of which the others may lack some
     accuracies: dict[str, Estimate]
     warnings: list[SanityWarning]
 
@@ -72,14 +83,29 @@ class Comparison:
         return self.rows[0].facts.n
 
     @property
+    def longer(self) -> list[Row]:
+        """Rows that were measured on more images than all have."""
+        return [row for row in self.rows if row.measured > self.n]
+
+    @property
     def columns(self) -> list[str]:
         """Probes that vary along two axes would be too many: of them the aggregates stand here."""
         cells = {label for grid in self.rows[0].facts.grids() for label in grid.labels}
         return [label for label in self.rows[0].accuracies if label not in cells]
 
     @property
+    def charted(self) -> list[str]:
+        """Columns of the chart: what has a security curve need not be there too."""
+        curves = [case.label for case in self.about.cases if case.label in self.columns and is_variant(case, "eps")]
+        return [label for label in self.columns if label not in curves] if len(curves) > FEW else self.columns
+
+    @property
     def chance(self) -> float:
         return 1 / len(self.about.classes)
+
+    @property
+    def runs(self) -> list[ReportedRun]:
+        return list({row.run.mark: row.run for row in self.rows}.values())
 
     def stages(self) -> dict[str, list[tuple[str, list[Estimate]]]]:
         """By probe: the members of its ensemble, and every row's accuracy after each."""
@@ -99,14 +125,25 @@ class Comparison:
         """Rows that were checked, without a warning."""
         return [row for row in self.rows if row.facts.checks and not row.warnings]
 
+    def name(self, label: str) -> str:
+        """The label, without the radius that the threat tells."""
+        cases = [case for case in self.about.cases if case.label == label and case.threat and is_variant(case, "eps")]
+        return without(cases[0], "eps") if cases else label
+
     def threat(self, label: str) -> str:
         """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack."""
         return threat_text(self.rows[0].facts, label)
 
     def measures(self) -> dict[str, list[Estimate]]:
-        """What was measured besides accuracy: per name, one estimate a row."""
+        """What was measured besides and is shown nowhere else: per name, one estimate a row."""
         estimates = [row.facts.estimates() for row in self.rows]
-        return {name: [each[name] for each in estimates] for name in estimates[0]}
+        names = [name for name in estimates[0] if name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
+        return {name: [each[name] for each in estimates] for name in names}
+
+    def meaning(self, name: str) -> str:
+        """What the probe says of its column `LABEL/COLUMN`."""
+        label, _, column = name.rpartition("/")
+        return self.rows[0].facts.case(label).meanings.get(column, "")
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
@@ -131,33 +168,47 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
 
 
 def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
-    """Measurements of equal data, split, suite, probes and n together; most rows first, then most images."""
+    """Measurements of equal data, split, suite and probes, on the images that all of them have.
+
+    Those with most rows first, then those with most images.
+    """
     groups: dict[str, list[tuple[ReportedRun, Facts]]] = {}
     for run in runs:
-        for facts in run.measurements:
+        for facts in _longest(run.measurements):
             groups.setdefault(_question(facts, stale=run.is_stale(facts)), []).append((run, facts))
     comparisons = [Comparison(_rows(group)) for group in groups.values()]
     return sorted(comparisons, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
 
 
+def _longest(measurements: Sequence[Facts]) -> list[Facts]:
+    """Without those whose facts are the first ones of a longer measurement."""
+    longest: dict[str, Facts] = {}
+    for facts in measurements:
+        stores = [[case.label, case.store] for case in facts.about.cases]
+        key = storage.fingerprint([facts.about.suite, stores, _aggregates(facts)])
+        if key not in longest or facts.n > longest[key].n:
+            longest[key] = facts
+    return list(longest.values())
+
+
 def _question(facts: Facts, *, stale: bool) -> str:
     about = facts.about
-    asked = [[case.label, case.kind, case.spec, case.at, case.n] for case in about.cases]
-    aggregates = {name: each.model_dump() for name, each in about.aggregates.items()}
-    return storage.fingerprint([about.data, about.suite, about.n, asked, aggregates, stale])
+    asked = [[case.label, case.kind, case.spec, case.at] for case in about.cases]
+    return storage.fingerprint([about.data, about.suite, asked, _aggregates(facts), stale])
+
+
+def _aggregates(facts: Facts) -> dict[str, Any]:
+    return {name: each.model_dump() for name, each in facts.about.aggregates.items()}
 
 
 def _rows(group: list[tuple[ReportedRun, Facts]]) -> list[Row]:
-    return [
-        Row(
-            name=_row_name(run, facts, [other for asked, other in group if asked is run]),
-            run=run,
-            facts=facts,
-            accuracies=facts.accuracies(),
-            warnings=facts.warnings(),
-        )
-        for run, facts in group
-    ]
+    n = min(facts.n for _, facts in group)
+    rows = []
+    for run, facts in group:
+        name = _row_name(run, facts, [other for asked, other in group if asked is run])
+        shared = facts if facts.n == n else facts.first(n)
+        rows.append(Row(name, run, shared, facts.n, headline(shared), shared.warnings()))
+    return rows
 
 
 def _row_name(run: ReportedRun, facts: Facts, asked: Sequence[Facts]) -> str:
@@ -171,11 +222,52 @@ def _row_name(run: ReportedRun, facts: Facts, asked: Sequence[Facts]) -> str:
     return f"{run.name}, {word}{value[:8] if key == 'weights' else value}"
 
 
+def headline(facts: Facts) -> dict[str, Estimate]:
+    """The accuracies a reader looks for first. Variants that have a chart of their own are left to it."""
+    corrupted = [case.label for case in corruptions(facts)]
+    many = set(corrupted) if len(corrupted) > 1 else set()
+    many |= {case.label for case in facts.about.cases if is_variant(case, "size") or len(varying(case)) > 1}
+    numbers = {label: each for label, each in facts.accuracies().items() if label not in many}
+    if len(corrupted) > 1 and not _has_mean(facts, corrupted):
+        numbers[CORRUPTIONS] = estimate(corruption_mean(facts))
+    return numbers
+
+
+def corruptions(facts: Facts) -> list[MeasuredCase]:
+    return [case for case in facts.with_role("corruption") if CORRECT in case.columns]
+
+
+def corruption_mean(facts: Facts) -> Column:
+    """(n,): the share of the corruptions under which an example is right."""
+    return np.asarray(np.mean([facts.correct(case.label) for case in corruptions(facts)], axis=0))
+
+
+def per_example(facts: Facts, label: str) -> Column:
+    """(n,): what a number of the headline is the mean of."""
+    if label in facts.about.aggregates:
+        return facts.aggregate_column(label)
+    return facts.correct(label) if label in facts.labels else corruption_mean(facts)
+
+
+def _has_mean(facts: Facts, labels: Sequence[str]) -> bool:
+    aggregates = facts.about.aggregates.values()
+    return any(each.kind == "mean" and each.is_accuracy and set(each.members) == set(labels) for each in aggregates)
+
+
+def page_title(runs: Sequence[ReportedRun], comparisons: Sequence[Comparison]) -> str:
+    """Which models, and on which data."""
+    names = [run.name for run in runs]
+    who = listed(names) if len(names) <= NAMES else f"{len(names)} models"
+    data = list(dict.fromkeys(each.about.data["name"] for each in comparisons))
+    return f"{who} on {listed(data)}" if data else who
+
+
 def summary(comparisons: Sequence[Comparison]) -> str:
     """The first comparison of accuracies in plain words."""
     first = next((comparison for comparison in comparisons if comparison.columns), None)
     if first is None:
-        return "No accuracy has been measured yet."
+        measured = any(row.facts.accuracies() for comparison in comparisons for row in comparison.rows)
+        return "Accuracies by variant are below." if measured else "No accuracy has been measured yet."
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
     return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"
@@ -208,19 +300,6 @@ def _setting(cases: Sequence[MeasuredCase]) -> str:
         return f"under the worst of {len(cases)} attacks"
     threat = cases[0].threat if cases else None
     return f"under attack ({threat})" if threat else "under attack"
-
-
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
-
-
-def interval(estimate: Estimate) -> str:
-    return f"{percent(estimate.low)}–{percent(estimate.high)}"
-
-
-def quantity(value: float) -> str:
-    """A number of unknown size, to four digits."""
-    return f"{value:.4g}" if math.isfinite(value) else "–"
 
 
 def threat_text(facts: Facts, label: str) -> str:

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measuring.facts import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement, write_measurement
+from bastion.measuring.facts import (
+    Facts,
+    MeasuredAggregate,
+    MeasuredCase,
+    MeasuredThreat,
+    Measurement,
+    write_measurement,
+)
 from bastion.measuring.store import FactStore
 from bastion.recipe import Recipe
 from bastion.run import Run, create_run, environment
@@ -104,7 +111,7 @@ def measure_run(
         }
     cases = []
     for name, columns in facts.items():
-        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}-{n}")
+        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}")
         for start in range(0, n, BLOCK):
             rows = range(start, min(start + BLOCK, n))
             part = {key: column[rows.start : rows.stop] for key, column in columns.items()}
@@ -137,6 +144,72 @@ def measure_run(
         "aggregates": {"worst case": MeasuredAggregate(kind="worst", members={"clean": 1.0, label: 1.0})},
     } | dict(about or {})
     write_measurement(run, Measurement(**about))
+
+
+def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any) -> Facts:
+    """A measurement of these probes: by label, `columns` and whatever else a `MeasuredCase` says."""
+    measured = []
+    for number, (label, said) in enumerate(cases.items()):
+        columns: dict[str, Column] = said["columns"]
+        n = len(next(iter(columns.values())))
+        store = FactStore(run.facts / "identity-of-cases" / str(number))
+        store.write(range(n), columns, {}, {"device": "cpu"})
+        named = {"label": label, "kind": "probes", "store": store.name, "n": n, "spec": {}, "columns": tuple(columns)}
+        measured.append(MeasuredCase(**named | {key: value for key, value in said.items() if key != "columns"}))
+    common: dict[str, Any] = {
+        "model": run.name,
+        "weights": "5eed",
+        "data": {"name": "cifar10-mini", "fingerprint": "f00d", "split": "test"},
+        "classes": CLASSES,
+        "suite": "made",
+        "n": max((case.n for case in measured if case.kind == "probes"), default=1),
+    }
+    return write_measurement(run, Measurement(cases=tuple(measured), **environment(3) | common | about))
+
+
+def measure_everything(run: Run, n: int = 120) -> Facts:
+    """Facts for every section that a measurement can have, of examples that fall one by one."""
+    strength = np.random.default_rng(5).permutation(n) / n  # right as long as it is above a threshold
+    truth = np.arange(n) % len(CLASSES)
+    seen = np.where(strength > 0.2, truth, (truth + 1) % len(CLASSES))
+    threats = {level: {"norm": "linf", "eps": level / 255} for level in (2, 4, 8)}
+    passes = {"forwards": np.full(n, 40), "backwards": np.full(n, 20)}
+    fooled_by = np.select([strength <= 0.2, strength <= 0.5, strength <= 0.55], [-1, 0, 1], -1)
+    cases: dict[str, dict[str, Any]] = {
+        "clean": {"role": "clean", "columns": {"correct": strength > 0.2, "prediction": seen, "label": truth}},
+        "autoattack": {
+            "role": "attack",
+            "threat": threats[8],
+            "members": ("apgd-ce", "apgd-t", "fab-t", "square"),
+            "columns": {"correct": strength > 0.55, "fooled_by": fooled_by, **passes},
+        },
+        "distance": {
+            "role": "attack",
+            "spec": {"name": "distortion", "norm": "l2"},
+            "columns": {"distance": np.maximum(strength - 0.2, 0).astype(np.float32)},
+        },
+        "cost": {
+            "kind": "studies",
+            "role": "analysis",
+            "columns": {"parameters": np.array([696_234]), "macs": np.array([26_436_860])},
+        },
+    }
+    for level, threat in threats.items():
+        columns = {"correct": strength > 0.2 + level / 20}
+        said = {"role": "attack", "threat": threat, "at": {"eps": threat["eps"]}, "columns": columns}
+        cases[f"pgd eps={level}/255"] = said
+    for kind, harm in {"fog": 0.05, "gaussian_noise": 0.12, "motion_blur": 0.1}.items():
+        for severity in range(1, 6):
+            cases[f"corrupted corruption={kind} severity={severity}"] = {
+                "role": "corruption",
+                "at": {"corruption": kind, "severity": severity},
+                "columns": {"correct": strength > 0.2 + harm * severity},
+            }
+    for size in (24, 32, 48):
+        columns = {"correct": strength > 0.2 + abs(size - 32) / 50}
+        cases[f"resized size={size}"] = {"role": "clean", "at": {"size": size}, "columns": columns}
+    worst = MeasuredAggregate(kind="worst", members={"clean": 1.0, "autoattack": 1.0})
+    return measure_cases(run, cases, aggregates={"worst case": worst})
 
 
 def smooth_pictures(channels: int, size: int = 32) -> Column:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from made_runs import CLASSES, EPS, MakeRun
 from PIL import Image
 
 from bastion.errors import BastionError
+from bastion.measuring.facts import Columns, Facts, MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.gallery import choose, data_uri, galleries, rescaled, to_bytes
 from bastion.reporting.tables import read_runs
@@ -100,3 +102,22 @@ def test_measurements_that_share_a_probe_share_its_gallery(make_run: MakeRun) ->
     (run,) = read_runs([make_run("robust", clean=0.5, robust=0.2).folder])
     run.measurements.append(run.measurements[0])
     assert len(galleries(run)) == 1
+
+
+def test_of_an_attacks_radii_the_largest_has_the_gallery(make_run: MakeRun) -> None:
+    (run,) = read_runs([make_run("robust", clean=1, robust=0).folder])
+    (facts,) = run.measurements
+    attack = facts.case("pgd-20")
+    variants = [
+        attack.model_copy(
+            update={
+                "label": f"pgd eps={level}/255",
+                "at": {"eps": level / 255},
+                "threat": MeasuredThreat(norm="linf", eps=level / 255),
+            }
+        )
+        for level in (2, 8, 4)
+    ]
+    about = facts.about.model_copy(update={"cases": tuple(variants), "aggregates": {}})
+    curve = replace(run, measurements=[Facts(run.files, about, Columns(run.files, about.cases))])
+    assert [gallery.label for gallery in galleries(curve)] == ["pgd eps=8/255"]

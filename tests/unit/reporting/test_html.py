@@ -9,7 +9,7 @@ from pathlib import Path
 import made_runs
 import numpy as np
 import pytest
-from made_runs import MakeRun, measure_run, train_run
+from made_runs import MakeRun, measure_everything, measure_run, train_run
 
 from bastion.errors import BastionError
 from bastion.measuring.facts import MeasuredCase, read_measurements, write_measurement
@@ -123,22 +123,46 @@ def test_the_resolved_recipe_and_the_events_are_shown(runs: list[Run], tmp_path:
     assert "{name: adversarial, attack: {name: pgd, rel_step: 0.1}}" in text
 
 
-def test_a_run_that_was_only_trained_says_what_is_missing(tmp_path: Path) -> None:
-    text = Page(page_of([train_run(tmp_path / "run", robust=0.2)], tmp_path / "report.html")).text
+def sections(content: str) -> list[str]:
+    return re.findall('<section id="([^"]+)"', content)
+
+
+def test_a_run_that_was_only_trained_has_curves_alone(tmp_path: Path) -> None:
+    content = page_of([train_run(tmp_path / "run", robust=0.2)], tmp_path / "report.html")
+    text = Page(content).text
     assert "No accuracy has been measured yet." in text
     assert "Not measured yet: run." in text
-    assert "No pictures of attacks are stored: this run has not been measured yet." in text
     assert "training loss" in text
+    assert sections(content) == ["accuracy", "training", "details"]
 
 
-def test_a_run_that_was_only_measured_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_run_that_was_only_measured_has_no_empty_sections(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     measure_run(run, clean=0.5, robust=0.2, images=np.zeros((0, 3, 32, 32), np.float32))
-    text = Page(page_of([run], tmp_path / "report.html")).text
-    assert "No training log: run." in text
-    assert "No pictures of attacks are stored." in text
-    assert "No recipe: the model was not trained in this run." in text
-    assert "Not measured yet" not in text
+    content = page_of([run], tmp_path / "report.html")
+    assert sections(content) == ["accuracy", "classes", "details"]
+    assert re.findall('<a href="#([^"]+)"', content) == sections(content)
+    assert "No recipe: the model was not trained in this run." in Page(content).text
+    assert "Not measured yet" not in content
+
+
+def test_facts_of_every_kind_have_their_section(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    measure_everything(run)
+    content = page_of([run], tmp_path / "report.html")
+    assert sections(content) == [
+        "accuracy", "attacks", "security", "distances", "corruptions", "resolution", "classes", "cost", "details"
+    ]  # fmt: skip
+    text = " ".join(Page(content).text.split())
+    assert "1. apgd-ce" in text and "pgd: accuracy (%)" in text and "radius ε (ℓ∞)" in text
+    assert "parameters696 k" in text
+    assert "multiply-accumulates per image26.4 M" in text
+
+
+def test_the_page_tells_how_to_repeat_it(runs: list[Run], tmp_path: Path) -> None:
+    page = Page(page_of(runs, tmp_path / "report.html"))
+    for fact in ("command", "seed3", "weights5eed", "dataf00d", "versionspython"):
+        assert fact in "".join(page.text.split(" "))
 
 
 def test_a_suite_without_accuracies_shows_its_values(tmp_path: Path) -> None:
@@ -221,7 +245,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_all_text_has_enough_contrast(scheme: int) -> None:
-    sheet = (Path(html.__file__).parent / "templates" / "report.css").read_text()
+    sheet = (Path(html.__file__).parent / "templates" / "page.css").read_text()
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", re.findall(r":root \{(.*?)\}", sheet, re.DOTALL)[scheme]))
     assert len(colours) == 17
     for paper in ("paper", "tint"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_runs import MakeRun, train_run
 
-from bastion.reporting import plots
+from bastion.reporting import plots, training
 from bastion.reporting.tables import Comparison, compare, read_runs
 from bastion.run import create_run
 
@@ -27,7 +27,7 @@ def drawn_at(svg: str, mark: int) -> list[float]:
 
 def test_every_dot_stands_at_its_accuracy(make_run: MakeRun) -> None:
     svg = plots.accuracy_chart(comparison_of(make_run), 760, "key")
-    left, right = 6, 760 - 34  # of 0 % and 100 %
+    left, right = 6, 760 - 52  # of 0 % and 100 %
     expected = {0: [47.0, 26.5, 26.5], 1: [55.0, 0.0, 0.0]}
     for mark, accuracies in expected.items():
         assert drawn_at(svg, mark) == pytest.approx([left + x / 100 * (right - left) for x in accuracies], abs=1e-3)
@@ -58,7 +58,7 @@ def test_any_label_can_be_drawn(make_run: MakeRun, label: str) -> None:
 
 def test_training_panels_hold_what_was_logged(tmp_path: Path) -> None:
     robust, standard = (train_run(tmp_path / name, robust=value) for name, value in (("robust", 0.2), ("standard", 0)))
-    loss, clean, attacked = plots.training_panels(read_runs([robust.folder, standard.folder]))
+    loss, clean, attacked = training.training_panels(read_runs([robust.folder, standard.folder]))
     assert "training loss" in loss
     assert len(drawn_at(clean, 0)) == len(drawn_at(clean, 1)) == 12  # validations
     assert len(drawn_at(attacked, 0)) == 12
@@ -66,7 +66,7 @@ def test_training_panels_hold_what_was_logged(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_log_has_no_panels(tmp_path: Path) -> None:
-    assert plots.training_panels(read_runs([create_run(tmp_path / "run", seed=0).folder])) == []
+    assert training.training_panels(read_runs([create_run(tmp_path / "run", seed=0).folder])) == []
 
 
 def test_losses_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_losses_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     for step, loss in enumerate([2.0, float("nan"), float("inf"), 1.0]):
         run.log({"kind": "step", "step": step, "epoch": step / 4, "loss": loss})
     (run,) = read_runs([run.folder])
-    (curve,) = plots.curves([run], "loss", None, 1)
+    (curve,) = training.curves([run], "loss", None, 1)
     assert (curve.epochs.tolist(), curve.values.tolist()) == ([0, 0.75], [2.0, 1.0])
 
 
 def test_a_long_curve_is_averaged_in_equal_stretches() -> None:
-    epochs, values = plots.averaged(np.arange(3000.0), np.arange(3000.0) % 10)
+    epochs, values = training.averaged(np.arange(3000.0), np.arange(3000.0) % 10)
     assert (values == 4.5).all()
-    assert epochs.tolist() == [10 * stretch + 4.5 for stretch in range(plots.POINTS)]
+    assert epochs.tolist() == [10 * stretch + 4.5 for stretch in range(training.POINTS)]

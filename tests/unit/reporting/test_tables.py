@@ -3,16 +3,19 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import made_runs
+import numpy as np
 import pytest
-from made_runs import EPS, MakeRun, measure_run, train_run
+from made_runs import MakeRun, measure_cases, measure_run, train_run
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.measuring.facts import Columns, Facts
+from bastion.measuring.facts import Columns, Facts, MeasuredAggregate, read_measurements, write_measurement
 from bastion.measuring.intervals import wilson
-from bastion.reporting.tables import compare, interval, percent, quantity, read_runs, summary
+from bastion.reporting.tables import compare, page_title, read_runs, summary
+from bastion.reporting.wording import interval, percent, quantity
 from bastion.run import create_run
 
 
@@ -68,9 +71,81 @@ def test_facts_of_earlier_weights_stand_apart_and_are_marked(make_run: MakeRun) 
     assert (new.rows[0].accuracies["clean"].value, old.rows[0].accuracies["clean"].value) == (0.6, 0.5)
 
 
-def test_different_n_is_not_compared_and_more_images_come_first(make_run: MakeRun) -> None:
+def test_runs_are_compared_on_the_images_that_all_have(make_run: MakeRun) -> None:
     runs = [make_run("few", clean=0.5, robust=0.2, n=100), make_run("many", clean=0.5, robust=0.2)]
-    assert [each.n for each in compare(read_runs(run.folder for run in runs))] == [200, 100]
+    (comparison,) = compare(read_runs(run.folder for run in runs))
+    assert comparison.n == 100
+    assert [(row.name, row.measured, row.facts.n) for row in comparison.rows] == [("few", 100, 100), ("many", 200, 100)]
+    assert [row.name for row in comparison.longer] == ["many"]
+    (all_facts,) = read_measurements(runs[1])
+    first = all_facts.correct("clean")[:100]
+    assert comparison.rows[1].accuracies["clean"] == wilson(int(first.sum()), 100)
+    assert comparison.rows[1].accuracies["clean"] != wilson(50, 100)  # what all 200 would give
+
+
+def test_a_measurement_that_was_continued_is_shown_once(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    right = np.arange(60) % 3 > 0
+    facts = measure_cases(run, {"clean": {"role": "clean", "columns": {"correct": right}}})
+    write_measurement(run, facts.first(30).about)
+    assert len(read_measurements(run)) == 2
+    (comparison,) = compare(read_runs([run.folder]))
+    assert [row.facts.n for row in comparison.rows] == [60]
+
+
+def test_the_headline_has_the_mean_over_corruptions_and_not_each(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    shares = {("fog", 1): 0.9, ("fog", 2): 0.7, ("blur", 1): 0.8, ("blur", 2): 0.2}
+    cases = {
+        f"accuracy corruption={kind} severity={severity}": {
+            "role": "corruption",
+            "at": {"corruption": kind, "severity": severity},
+            "columns": {"correct": np.arange(10) < round(10 * share)},
+        }
+        for (kind, severity), share in shares.items()
+    }
+    clean = {"clean": {"role": "clean", "columns": {"correct": np.arange(10) < 9}}}
+    measure_cases(run, clean | cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    assert comparison.columns == ["clean", "mean over corruptions"]
+    assert comparison.rows[0].accuracies["mean over corruptions"].value == pytest.approx(0.65)
+
+
+def test_a_mean_that_the_suite_declares_takes_the_place(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        name: {"role": "corruption", "columns": {"correct": np.arange(10) < right}}
+        for name, right in {"fog": 4, "snow": 8}.items()
+    }
+    mean = MeasuredAggregate(kind="mean", members={"fog": 1.0, "snow": 1.0})
+    measure_cases(run, cases, aggregates={"corrupted": mean})
+    (comparison,) = compare(read_runs([run.folder]))
+    assert {label: each.value for label, each in comparison.rows[0].accuracies.items()} == {"corrupted": 0.6}
+
+
+def test_the_title_says_who_is_compared_on_what(make_run: MakeRun) -> None:
+    runs = read_runs(make_run(name, clean=0.5, robust=0.2).folder for name in "abcde")
+    assert page_title(runs[:1], compare(runs[:1])) == "a on cifar10-mini"
+    assert page_title(runs[:3], compare(runs[:3])) == "a, b and c on cifar10-mini"
+    assert page_title(runs, compare(runs)) == "5 models on cifar10-mini"
+    assert page_title(runs[:2], []) == "a and b"
+
+
+def test_the_name_of_a_radius_is_left_to_the_threat(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        f"pgd eps={level}/255": {
+            "role": "attack",
+            "at": {"eps": level / 255},
+            "threat": {"norm": "linf", "eps": level / 255},
+            "columns": {"correct": np.arange(10) < 5},
+        }
+        for level in (2, 8)
+    }
+    measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    told = [(comparison.name(label), comparison.threat(label)) for label in comparison.columns]
+    assert told == [("pgd", "ℓ∞ ≤ 2/255"), ("pgd", "ℓ∞ ≤ 8/255")]
 
 
 def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:
@@ -123,13 +198,16 @@ def test_the_summary_says_so_if_nothing_was_measured(tmp_path: Path) -> None:
     assert summary(compare(read_runs([run.folder]))) == "No accuracy has been measured yet."
 
 
-def test_other_values_carry_the_n_they_are_made_of(make_run: MakeRun) -> None:
-    run = make_run("robust", clean=0.47, robust=0.265)
-    measures = compare(read_runs([run.folder]))[0].measures()
-    (distance,) = measures["pgd-20/distance"]
-    assert distance.n == 94 - 53  # only the fooled have one
-    assert distance.value == pytest.approx(EPS)
-    assert "pgd-20/correct" not in measures
+def test_other_values_carry_the_n_they_are_made_of(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    confidence = np.where(np.arange(10) < 4, 0.5, np.nan).astype(np.float32)
+    columns = {"correct": np.ones(10, bool), "in_budget": np.ones(10, bool), "distance": confidence, "sure": confidence}
+    measure_cases(run, {"pgd": {"role": "attack", "columns": columns, "meanings": {"sure": "of the prediction"}}})
+    (comparison,) = compare(read_runs([run.folder]))
+    (sure,) = comparison.measures()["pgd/sure"]
+    assert (sure.n, sure.value) == (4, 0.5)
+    assert comparison.meaning("pgd/sure") == "of the prediction"
+    assert list(comparison.measures()) == ["pgd/sure"]  # the others are shown elsewhere, or say nothing
 
 
 def test_no_run_and_no_run_directory_are_errors(tmp_path: Path) -> None:
@@ -142,5 +220,18 @@ def test_no_run_and_no_run_directory_are_errors(tmp_path: Path) -> None:
 def test_damaged_facts_are_an_error_that_names_the_file(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2)
     shutil.rmtree(run.facts)
-    with pytest.raises(BastionError, match=r"0-200: 200 of 200 facts are missing; measure again"):
+    with pytest.raises(BastionError, match=r"identity/0: 200 of 200 facts are missing; measure again"):
         compare(read_runs([run.folder]))
+
+
+def test_a_long_curve_and_a_grid_are_left_to_their_sections(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    right = {"columns": {"correct": np.ones(10, bool)}}
+    cases: dict[str, dict[str, Any]] = {"clean": {"role": "clean", **right}}
+    for level in (1, 2, 4, 8):
+        cases[f"pgd eps={level}/255"] = {"role": "attack", "at": {"eps": level / 255}, **right}
+        cases[f"many eps={level}/255 steps=9"] = {"role": "attack", "at": {"eps": level / 255, "steps": 9}, **right}
+    measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    assert comparison.columns == ["clean", *(f"pgd eps={level}/255" for level in (1, 2, 4, 8))]
+    assert comparison.charted == ["clean"]

@@ -1,0 +1,57 @@
+"""Variants of a probe along an axis of the suite: the same question at several radii or image sizes. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.suite import CORRECT, written
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cases that differ in one axis alone."""
+
+    label: str  # without the axis
+    norm: str  # of the threat; empty without one
+    cases: tuple[MeasuredCase, ...]  # by rising value
+    values: tuple[float, ...]
+
+
+def is_variant(case: MeasuredCase, axis: str) -> bool:
+    """Is it one of several values of the axis? Only then does its label name the value."""
+    return axis in case.at and without(case, axis) != case.label
+
+
+def varying(case: MeasuredCase) -> list[str]:
+    """The axes of which it is one of several values."""
+    return [axis for axis in case.at if is_variant(case, axis)]
+
+
+def without(case: MeasuredCase, axis: str) -> str:
+    """The label without the value of the axis: `pgd eps=8/255` is `pgd`."""
+    head, _, tail = f"{case.label} ".partition(f" {axis}={written(case.at[axis])} ")
+    return f"{head} {tail}".strip()
+
+
+def series(facts: Facts, axis: str) -> list[Series]:
+    """All that were measured at several values of the axis."""
+    groups: dict[tuple[str, str], list[MeasuredCase]] = {}
+    for case in facts.about.cases:
+        if (
+            case.kind == "probes"
+            and CORRECT in case.columns
+            and _is_number(case.at.get(axis))
+            and is_variant(case, axis)
+        ):
+            norm = case.threat.norm if case.threat else ""
+            groups.setdefault((without(case, axis), norm), []).append(case)
+    found = []
+    for (label, norm), cases in groups.items():
+        ordered = sorted(cases, key=lambda case: float(case.at[axis]))
+        found.append(Series(label, norm, tuple(ordered), tuple(float(case.at[axis]) for case in ordered)))
+    return [each for each in found if len(each.cases) > 1]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,45 @@
+"""What a model costs, and what its attacks cost. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import count
+
+_SCALARS = {"parameters": "parameters", "macs": "multiply-accumulates per image"}
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """One cell a run."""
+
+    models: list[tuple[str, list[str]]]
+    attacks: list[tuple[str, list[tuple[str, str]]]]  # forward and backward passes per image
+
+    def __bool__(self) -> bool:
+        return bool(self.models or self.attacks)
+
+
+def cost_table(comparison: Comparison) -> CostTable:
+    first = comparison.rows[0].facts
+    labels = [case.label for case in first.about.cases if {"forwards", "backwards"} <= {*case.columns}]
+    models = [(text, [_scalar(row, name) for row in comparison.rows]) for name, text in _SCALARS.items()]
+    return CostTable(
+        models=[(text, cells) for text, cells in models if any(cells)],
+        attacks=[(label, [_passes(row, label) for row in comparison.rows]) for label in labels],
+    )
+
+
+def _scalar(row: Row, name: str) -> str:
+    """Of the study `complexity`, or as counted when it was measured."""
+    for columns in row.facts.studies().values():
+        if name in columns and columns[name].size == 1:
+            return count(columns[name].item())
+    parameters = row.facts.about.parameters
+    return count(parameters) if name == "parameters" and parameters is not None else ""
+
+
+def _passes(row: Row, label: str) -> tuple[str, str]:
+    forwards, backwards = (float(row.facts.columns[f"{label}/{name}"].mean()) for name in ("forwards", "backwards"))
+    return f"{forwards:,.0f}", f"{backwards:,.0f}"

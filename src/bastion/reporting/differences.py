@@ -1,0 +1,47 @@
+"""Two models on the same images: how much their accuracies differ. No torch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from bastion.measuring.intervals import Estimate, mean
+from bastion.measuring.store import Column
+from bastion.reporting.tables import Comparison, Row, per_example
+
+PAIRS = 6  # more runs than four are each compared with the first alone
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of `other` less `one`, by the labels of the headline."""
+
+    one: Row
+    other: Row
+    by_label: dict[str, Estimate]
+
+
+def differences(comparison: Comparison) -> list[Difference]:
+    pairs = list(itertools.combinations(comparison.rows, 2))
+    if len(pairs) > PAIRS:
+        pairs = [(comparison.rows[0], other) for other in comparison.rows[1:]]
+    return [
+        Difference(one, other, {label: _difference(one, other, label) for label in comparison.columns})
+        for one, other in pairs
+    ]
+
+
+def _difference(one: Row, other: Row, label: str) -> Estimate:
+    return paired(per_example(one.facts, label), per_example(other.facts, label))
+
+
+def paired(a: Column, b: Column) -> Estimate:
+    """Mean of b less a, example by example: what both get right or wrong cancels out."""
+    return mean(b.astype(np.float64) - a.astype(np.float64))
+
+
+def is_significant(difference: Estimate) -> bool:
+    """The interval leaves zero out."""
+    return difference.low > 0 or difference.high < 0

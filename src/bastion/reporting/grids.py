@@ -1,0 +1,145 @@
+"""Accuracies by corruption and severity, and by class; which classes are taken for which. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.store import Column
+from bastion.reporting.axes import without
+from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions, per_example
+from bastion.suite import CORRECT, written
+
+CLASSES = 20  # of more classes only the worst are shown
+CONFUSIONS = 8
+MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Accuracy of one run; None where nothing was measured. The last row and column are means."""
+
+    name: str
+    mark: int
+    columns: list[str]
+    rows: list[tuple[str, list[Estimate | None]]]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    name: str
+    n: int
+    accuracies: list[Estimate]  # for each run one per column of `ClassTable`
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Accuracy by class. `columns` are those of each run."""
+
+    columns: list[str]
+    rows: list[ClassRow]
+    left_out: int  # classes with higher accuracies
+
+
+@dataclass(frozen=True)
+class Confusion:
+    truth: str
+    seen: str
+    count: int
+    share: float  # of the images of the true class
+
+
+def heat_maps(comparison: Comparison) -> list[HeatMap]:
+    """One a run, if there are several corruptions."""
+    return [_heat_map(row) for row in comparison.rows] if len(corruptions(comparison.rows[0].facts)) > 1 else []
+
+
+def _heat_map(row: Row) -> HeatMap:
+    cells = {(_corruption(case), _severity(case)): row.facts.correct(case.label) for case in corruptions(row.facts)}
+    kinds = list(dict.fromkeys(kind for kind, _ in cells))
+    severities = sorted(dict.fromkeys(severity for _, severity in cells), key=_order)
+    rows = [(kind, _with_mean([cells.get((kind, each)) for each in severities])) for kind in kinds]
+    last = [_mean([column for (_, each), column in cells.items() if each == severity]) for severity in severities]
+    rows.append((MEAN, [*last, estimate(corruption_mean(row.facts))]))
+    return HeatMap(row.name, row.run.mark, [*map(written, severities), MEAN], rows)
+
+
+def _corruption(case: MeasuredCase) -> str:
+    if "corruption" in case.at:
+        return str(case.at["corruption"])
+    return without(case, "severity") if "severity" in case.at else case.label
+
+
+def _severity(case: MeasuredCase) -> Any:
+    return case.at.get("severity", "accuracy")
+
+
+def _order(severity: Any) -> tuple[bool, Any]:
+    return isinstance(severity, str), severity
+
+
+def _with_mean(columns: Sequence[Column | None]) -> list[Estimate | None]:
+    measured = [column for column in columns if column is not None]
+    return [*(None if column is None else estimate(column) for column in columns), _mean(measured)]
+
+
+def _mean(columns: Sequence[Column]) -> Estimate:
+    return estimate(np.asarray(np.mean(columns, axis=0)))
+
+
+def clean_predictions(facts: Facts) -> MeasuredCase | None:
+    """The first clean probe that says what the model saw."""
+    wanted = {CORRECT, "prediction", "label"}
+    return next((case for case in facts.with_role("clean") if wanted <= {*case.columns}), None)
+
+
+def class_table(comparison: Comparison) -> ClassTable | None:
+    """On clean images, and in the worst case if the suite has one; the same images for all runs."""
+    case = clean_predictions(comparison.rows[0].facts)
+    if case is None:
+        return None
+    worst = [name for name, each in comparison.about.aggregates.items() if each.kind == "worst"][:1]
+    shown = [case.label, *worst]
+    labels = comparison.rows[0].facts.columns[f"{case.label}/label"]
+    columns = [per_example(row.facts, name) for row in comparison.rows for name in shown]
+    rows = [
+        ClassRow(class_name(comparison.about.classes, each), int((labels == each).sum()), _of(columns, labels == each))
+        for each in np.unique(labels)
+    ]
+    if len(rows) > CLASSES:
+        rows = sorted(rows, key=lambda row: sum(each.value for each in row.accuracies))
+    return ClassTable(shown, rows[:CLASSES], max(0, len(rows) - CLASSES))
+
+
+def _of(columns: Sequence[Column], which: Column) -> list[Estimate]:
+    return [estimate(column[which]) for column in columns]
+
+
+def confusions(facts: Facts) -> list[Confusion]:
+    """What clean images are most often taken for."""
+    case = clean_predictions(facts)
+    if case is None:
+        return []
+    labels, seen = (facts.columns[f"{case.label}/{name}"] for name in ("label", "prediction"))
+    wrong = np.stack([labels, seen])[:, labels != seen]
+    pairs, counts = np.unique(wrong, axis=1, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:CONFUSIONS]
+    names = facts.about.classes
+    return [
+        Confusion(
+            truth=class_name(names, pairs[0, each]),
+            seen=class_name(names, pairs[1, each]),
+            count=int(counts[each]),
+            share=float(counts[each] / (labels == pairs[0, each]).sum()),
+        )
+        for each in most
+    ]
+
+
+def class_name(classes: Sequence[str], index: Any) -> str:
+    return classes[index] if 0 <= index < len(classes) else f"class {index}"

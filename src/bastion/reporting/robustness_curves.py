@@ -1,0 +1,119 @@
+"""Accuracy over a radius or an image size, and how far away adversarial examples are. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.store import Column
+from bastion.reporting.axes import Series, series
+from bastion.reporting.tables import Comparison, Row
+from bastion.suite import CORRECT
+
+STEPS = 200  # radii at which a curve of distances is drawn at most
+
+
+@dataclass(frozen=True)
+class Line:
+    """Accuracies of one run, with their intervals."""
+
+    mark: int
+    x: list[float]
+    estimates: list[Estimate]
+
+
+@dataclass(frozen=True)
+class CurveChart:
+    title: str
+    norm: str  # of the radius; empty: x is an image size
+    is_step: bool  # made of distances, so exact at every radius
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Of one run to its nearest adversarial examples, under one probe."""
+
+    name: str
+    mark: int
+    norm: str
+    median: float  # over all examples: 0 for clean mistakes, infinite where none was found
+    found: Column  # of the examples that an attack had to move and did
+    mistakes: int
+    unfooled: int
+
+
+def security_curves(comparison: Comparison) -> list[CurveChart]:
+    """Accuracy over eps, from an axis `eps` and from minimal distances."""
+    measured = [_along(comparison, each, "eps") for each in series(comparison.rows[0].facts, "eps")]
+    cases = distance_cases(comparison.rows[0].facts)
+    return measured + [_from_distances(comparison, case) for case in cases]
+
+
+def resolution_curves(comparison: Comparison) -> list[CurveChart]:
+    return [_along(comparison, each, "size") for each in series(comparison.rows[0].facts, "size")]
+
+
+def _along(comparison: Comparison, chosen: Series, axis: str) -> CurveChart:
+    lines = []
+    for row in comparison.rows:
+        x = list(chosen.values)
+        estimates = [estimate(row.facts.correct(case.label)) for case in chosen.cases]
+        if axis == "eps" and (clean := _clean(row, chosen.cases[0])) is not None:
+            x, estimates = [0.0, *x], [clean, *estimates]
+        lines.append(Line(row.run.mark, x, estimates))
+    return CurveChart(chosen.label, chosen.norm if axis == "eps" else "", False, lines)
+
+
+def _clean(row: Row, attacked: MeasuredCase) -> Estimate | None:
+    """The accuracy at radius 0, on the same variant of the data."""
+    for case in row.facts.with_role("clean"):
+        if CORRECT in case.columns and case.at.items() <= attacked.at.items():
+            return estimate(row.facts.correct(case.label))
+    return None
+
+
+def distance_cases(facts: Facts) -> list[MeasuredCase]:
+    """Probes that look for the nearest adversarial example. Those with a fixed budget tell no such distance."""
+    return [case for case in facts.with_role("attack") if "distance" in case.columns and CORRECT not in case.columns]
+
+
+def norm_of(case: MeasuredCase) -> str:
+    return case.threat.norm if case.threat else str(case.spec.get("norm", ""))
+
+
+def _from_distances(comparison: Comparison, case: MeasuredCase) -> CurveChart:
+    columns = [row.facts.columns[f"{case.label}/distance"] for row in comparison.rows]
+    finite = np.concatenate([column[np.isfinite(column)] for column in columns])
+    radii = np.unique(np.append(finite, 0.0))
+    if len(radii) > STEPS:
+        radii = np.quantile(radii, np.linspace(0, 1, STEPS))
+    lines = [
+        Line(row.run.mark, radii.tolist(), [estimate(column > radius) for radius in radii])
+        for row, column in zip(comparison.rows, columns, strict=True)
+    ]
+    return CurveChart(case.label, norm_of(case), True, lines)
+
+
+def distances(comparison: Comparison) -> dict[str, list[Distances]]:
+    """By probe, one for each row."""
+    return {
+        case.label: [_distances(row, case) for row in comparison.rows]
+        for case in distance_cases(comparison.rows[0].facts)
+    }
+
+
+def _distances(row: Row, case: MeasuredCase) -> Distances:
+    column = row.facts.columns[f"{case.label}/distance"].astype(np.float64)
+    return Distances(
+        name=row.name,
+        mark=row.run.mark,
+        norm=norm_of(case),
+        median=float(np.quantile(column, 0.5, method="inverted_cdf")),  # no mean of a distance and infinity
+        found=column[np.isfinite(column) & (column > 0)],
+        mistakes=int((column == 0).sum()),
+        unfooled=int(np.isinf(column).sum()),
+    )

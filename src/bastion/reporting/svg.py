@@ -1,0 +1,97 @@
+"""Figures of matplotlib as inline SVG with the page's own colours and fonts: they follow light, dark and print."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from xml.etree import ElementTree
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = 8
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
+
+# matplotlib draws with stand-ins, which `inline` replaces by the page's variables.
+INK, MUTED, GRID, PAPER = "#000001", "#000002", "#000003", "#000004"
+_RUNS = [f"#0001{position:02x}" for position in range(COLOURS)]
+_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} | {
+    colour: f"--run-{position}" for position, colour in enumerate(_RUNS)
+}
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "bastion",  # the same facts give the same page
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "font.size": 12,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "figure.facecolor": "none",
+}
+
+
+def marker(mark: int) -> str:
+    return list(MARKERS)[mark % len(MARKERS)]
+
+
+def colour(mark: int) -> str:
+    return _RUNS[mark % COLOURS]
+
+
+@contextmanager
+def figure(width: int, height: int) -> Iterator[Figure]:
+    """A figure measured in CSS pixels."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # The browser has the fonts for any name; matplotlib, which only measures, may not.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+def axes(drawn: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes:
+    width, height = 72 * drawn.get_size_inches()
+    return drawn.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+
+
+def inline(drawn: Figure, key: str, title: str) -> Markup:
+    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title."""
+    file = io.StringIO()
+    drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    root = ElementTree.fromstring(file.getvalue())
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+    for element in root.findall(".//defs"):
+        for sheet in element.findall("style"):
+            element.remove(sheet)  # it would style the whole page
+    width, height = (round(72 * side) for side in drawn.get_size_inches())
+    root.attrib = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {width}px", "role": "img"}
+    root.attrib["aria-label"] = title
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _adapt(name: str, value: str, key: str) -> str:
+    if name == "style":
+        return re.sub("#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value)
+    if name == "id":
+        return f"{key}-{value}"
+    if _local(name) in ("href", "clip-path"):
+        return value.replace("#", f"#{key}-")
+    return value

@@ -1,0 +1,204 @@
+"use strict";
+const SVG = "http://www.w3.org/2000/svg";
+const byId = (id) => document.getElementById(id);
+const number = (element) => element && element.dataset.value !== undefined ? Number(element.dataset.value) : NaN;
+const percent = (fraction) => (100 * fraction).toFixed(1);
+
+function make(parent, tag, attributes, text) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+class Board {
+  constructor(section) {
+    this.section = section;
+    this.heads = [...section.querySelectorAll("thead th")];
+    this.body = section.querySelector("tbody");
+    this.rows = [...this.body.rows];
+    this.figure = section.querySelector("figure");
+    this.plot = section.querySelector(".plot");
+    this.choice = section.querySelector(".choice");
+    this.said = section.querySelector("figcaption output");
+    this.points = [];
+    this.chosen = -1;
+    this.heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => this.sort(column)));
+    this.prepareScatter();
+  }
+
+  get visible() {
+    return this.rows.filter((row) => !row.hidden);
+  }
+
+  sort(column) {
+    const head = this.heads[column];
+    const rising = column === 0 || head.dataset.kind === "errors"; // first click: a to z, best first
+    const before = head.getAttribute("aria-sort");
+    const ascending = before ? before === "descending" : rising;
+    this.heads.forEach((each) => each.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+    const sign = ascending ? 1 : -1;
+    const compare = column === 0
+      ? (a, b) => a.cells[0].dataset.value.localeCompare(b.cells[0].dataset.value, undefined, { numeric: true })
+      : (a, b) => number(a.cells[column]) - number(b.cells[column]);
+    const [measured, rest] = [true, false].map((wanted) =>
+      this.rows.filter((row) => (row.cells[column].dataset.value !== undefined) === wanted));
+    this.rows = [...measured.sort((a, b) => sign * compare(a, b)), ...rest]; // what was not measured stays last
+    this.body.append(...this.rows);
+  }
+
+  filter(words, norm) {
+    for (const row of this.rows) {
+      const name = row.cells[0].dataset.value.toLowerCase();
+      row.hidden = !words.every((word) => name.includes(word));
+    }
+    this.heads.forEach((head, column) => {
+      const norms = (head.dataset.norms || "").split(" ").filter(Boolean);
+      const hidden = Boolean(norm && norms.length && !norms.includes(norm));
+      if (head.hidden !== hidden) {
+        head.hidden = hidden;
+        for (const row of this.rows) row.cells[column].hidden = hidden;
+      }
+    });
+    this.draw();
+  }
+
+  prepareScatter() {
+    const columns = this.heads.map((head, column) => ({ head, column })).filter(({ head }) => head.dataset.kind);
+    this.clean = columns.find(({ head }) => head.dataset.kind === "clean");
+    const others = columns.filter(({ head }) => !["clean", "errors"].includes(head.dataset.kind));
+    if (!this.clean || !others.length) return;
+    for (const { head, column } of others) {
+      const option = new Option(head.dataset.name, column);
+      option.selected = head.hasAttribute("aria-sort");
+      this.choice.append(option);
+    }
+    this.figure.hidden = false;
+    this.choice.addEventListener("change", () => this.draw());
+    this.plot.addEventListener("keydown", (event) => this.step(event));
+    this.plot.addEventListener("blur", () => this.choose(-1));
+    new ResizeObserver(() => this.draw()).observe(this.plot);
+  }
+
+  draw() {
+    if (this.figure.hidden || this.section.hidden) return;
+    const y = Number(this.choice.value), parameters = this.heads.findIndex((head) => head.dataset.key === "parameters");
+    this.points = this.visible.map((row) => ({
+      name: row.cells[0].dataset.value,
+      x: number(row.cells[this.clean.column]), y: number(row.cells[y]), parameters: number(row.cells[parameters]),
+    })).filter((point) => Number.isFinite(point.x) && Number.isFinite(point.y)).sort((a, b) => a.x - b.x || a.y - b.y);
+    const width = this.plot.clientWidth, height = this.plot.clientHeight;
+    const area = { left: 36, right: width - 14, top: 24, bottom: height - 40 };
+    const ranges = { x: this.range("x"), y: this.range("y") };
+    const across = (value) => area.left + (value - ranges.x[0]) / (ranges.x[1] - ranges.x[0]) * (area.right - area.left);
+    const down = (value) => area.bottom - (value - ranges.y[0]) / (ranges.y[1] - ranges.y[0]) * (area.bottom - area.top);
+    this.plot.replaceChildren();
+    this.svg = make(this.plot, "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    for (const tick of this.ticks(ranges.x)) {
+      make(this.svg, "line", { x1: across(tick), x2: across(tick), y1: area.top, y2: area.bottom });
+      make(this.svg, "text", { x: across(tick), y: area.bottom + 16, "text-anchor": "middle" }, Math.round(100 * tick));
+    }
+    for (const tick of this.ticks(ranges.y)) {
+      make(this.svg, "line", { x1: area.left, x2: area.right, y1: down(tick), y2: down(tick) });
+      make(this.svg, "text", { x: area.left - 6, y: down(tick) + 4, "text-anchor": "end" }, Math.round(100 * tick));
+    }
+    make(this.svg, "text", { x: area.right, y: height - 6, "text-anchor": "end" }, "clean accuracy (%)");
+    make(this.svg, "text", { x: 0, y: 12 }, `${this.heads[y].dataset.name} (%)`);
+    const scale = Math.max(0.5, Math.min(1, width / 900) * (this.points.length > 300 ? 0.75 : 1));
+    this.points.forEach((point, index) => {
+      Object.assign(point, { cx: across(point.x), cy: down(point.y), r: scale * this.radius(point.parameters) });
+      const circle = make(this.svg, "circle", { class: "point", cx: point.cx, cy: point.cy, r: point.r });
+      make(circle, "title", {}, point.name);
+      circle.addEventListener("pointerenter", () => this.choose(index));
+    });
+    this.ring = make(this.svg, "circle", { class: "chosen", r: 0 });
+    this.choose(-1);
+  }
+
+  range(axis) {
+    const values = this.points.map((point) => point[axis]);
+    const low = Math.floor(10 * Math.min(1, ...values)) / 10, high = Math.ceil(10 * Math.max(0, ...values)) / 10;
+    return values.length ? [low, Math.max(high, low + 0.1)] : [0, 1];
+  }
+
+  ticks([low, high]) {
+    const step = high - low > 0.5 ? 0.2 : high - low > 0.2 ? 0.1 : 0.02;
+    const ticks = [];
+    for (let tick = Math.ceil(low / step - 1e-9); tick <= high / step + 1e-9; tick += 1) ticks.push(tick * step);
+    return ticks;
+  }
+
+  radius(parameters) {
+    return Number.isFinite(parameters) ? Math.min(14, Math.max(3, 3 + 2.5 * (Math.log10(parameters) - 5))) : 4;
+  }
+
+  step(event) {
+    const way = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!way || !this.points.length) return;
+    event.preventDefault();
+    this.choose(this.chosen < 0 ? (way > 0 ? 0 : this.points.length - 1)
+      : (this.chosen + way + this.points.length) % this.points.length);
+  }
+
+  choose(index) {
+    this.chosen = index;
+    const point = this.points[index];
+    if (this.ring) this.ring.setAttribute("r", point ? point.r + 3 : 0);
+    this.said.textContent = point ? `${point.name}: ${percent(point.x)} % clean, ${percent(point.y)} %.` : "";
+    if (!point) return;
+    this.ring.setAttribute("cx", point.cx);
+    this.ring.setAttribute("cy", point.cy);
+  }
+
+  csv() {
+    const columns = this.heads.map((head, column) => ({ head, column })).filter(({ head }) => head.dataset.kind && !head.hidden);
+    const last = this.heads.length - 2;
+    const head = ["model", "data", "split", "digest", "weights", "parameters"];
+    for (const { head: { dataset: { name } } } of columns) head.push(name, `${name} low`, `${name} high`, `${name} n`);
+    const data = this.section.dataset;
+    const lines = this.visible.map((row) => {
+      const cells = [row.cells[0].dataset.value, data.data, data.split, data.digest, row.dataset.weights];
+      cells.push(row.cells[last].dataset.value || "");
+      for (const { column } of columns) {
+        const { value = "", low = "", high = "", n = "" } = row.cells[column].dataset;
+        cells.push(...[value, low, high, n].map((each) => each === "nan" ? "" : each));
+      }
+      return cells;
+    });
+    return [head, ...lines];
+  }
+}
+
+function quoted(cell) {
+  const text = /^[=+\-@\t\r]/.test(cell) && !Number.isFinite(Number(cell)) ? `'${cell}` : String(cell);
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+const boards = [...document.querySelectorAll(".board")].map((section) => new Board(section));
+
+function refresh() {
+  const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const data = byId("data") ? byId("data").value : "", norm = byId("norm") ? byId("norm").value : "";
+  boards.forEach((board, index) => {
+    board.section.hidden = data !== "" && Number(data) !== index;
+    board.filter(words, norm);
+  });
+  const shown = boards.filter((board) => !board.section.hidden);
+  const count = shown.reduce((sum, board) => sum + board.visible.length, 0);
+  byId("shown").textContent = `${count} of ${boards.reduce((sum, board) => sum + board.rows.length, 0)} models`;
+}
+
+byId("filter").addEventListener("input", refresh);
+for (const id of ["data", "norm"]) if (byId(id)) byId(id).addEventListener("change", refresh);
+byId("export").addEventListener("click", () => {
+  const lines = boards.filter((board) => !board.section.hidden).flatMap((board) => board.csv());
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([lines.map((line) => line.map(quoted).join(",")).join("\n") + "\n"], { type: "text/csv" }));
+  link.download = "leaderboard.csv";
+  link.click();
+  URL.revokeObjectURL(link.href);
+});
+document.querySelector(".tools").hidden = false;
+refresh();

@@ -1,0 +1,97 @@
+"""Curves of the training log. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.tables import ReportedRun
+
+POINTS = 300  # a longer curve is averaged down to so many
+
+# What a curve shows: training batches as they come, some training images after an epoch, or held-out ones.
+Form = Literal["batches", "seen", "held out"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one run over its training."""
+
+    mark: int
+    epochs: Column
+    values: Column
+    form: Form
+
+
+def training_panels(runs: Sequence[ReportedRun]) -> list[Markup]:
+    """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
+    loss = curves(runs, "loss", None, 1)
+    clean = curves(runs, "clean_accuracy", "clean", 100)
+    robust = curves(runs, "robust_accuracy", "robust", 100)
+    top = min(100.0, 1.1 * max([10.0, *(curve.values.max() for curve in clean + robust)]))
+    panels = (
+        (loss, "training loss", None, "training-loss"),
+        (clean, "clean accuracy (%)", (0, top), "training-clean"),
+        (robust, "accuracy under attack (%)", (0, top), "training-robust"),
+    )
+    return [_panel(drawn, label, limits, key) for drawn, label, limits, key in panels if drawn]
+
+
+def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | None, key: str) -> Markup:
+    with svg.figure(360, 260) as figure:
+        axes = svg.axes(figure, left=34, right=8, top=30, bottom=42)
+        for curve in drawn:
+            looks: dict[Form, dict[str, Any]] = {
+                "batches": {"linewidth": 1.6, "alpha": 0.75},
+                "seen": {"linewidth": 1.6, "linestyle": (0, (4, 2))},
+                "held out": {
+                    "linestyle": "",
+                    "marker": svg.marker(curve.mark),
+                    "markersize": 7,
+                    "markeredgecolor": svg.PAPER,
+                },
+            }
+            axes.plot(curve.epochs, curve.values, color=svg.colour(curve.mark), clip_on=False, **looks[curve.form])
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(label, rotation=0, ha="left", color=svg.INK, fontsize=13)
+        axes.yaxis.set_label_coords(-0.08, 1.06)
+        axes.set_xlim(left=0)
+        if limits:
+            axes.set_ylim(*limits)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.grid(axis="y")
+        return svg.inline(figure, key, f"{label} over the epochs of training")
+
+
+def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:
+    """Lines before points, so that points are drawn on top."""
+    sources: list[tuple[str, str, Form]] = [("step", step_key, "batches")]
+    if accuracy:
+        sources += [("epoch", f"train_{accuracy}", "seen"), ("epoch", f"val_{accuracy}", "held out")]
+    found = [
+        Curve(run.mark, *averaged(*_series(run, kind, key, unit)), form) for kind, key, form in sources for run in runs
+    ]
+    return [curve for curve in found if len(curve.values)]
+
+
+def _series(run: ReportedRun, kind: str, key: str, unit: float) -> tuple[Column, Column]:
+    """Epochs and values, without what was not logged or is not finite."""
+    pairs = [(record["epoch"], record[key]) for record in run.records(kind) if record.get(key) is not None]
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    table = table[np.isfinite(table).all(axis=1)]
+    return table[:, 0], unit * table[:, 1]
+
+
+def averaged(epochs: Column, values: Column) -> tuple[Column, Column]:
+    """Means over equal stretches, at most `POINTS` of them."""
+    if len(values) <= POINTS:
+        return epochs, values
+    means = [np.array([part.mean() for part in np.array_split(column, POINTS)]) for column in (epochs, values)]
+    return means[0], means[1]

@@ -1,0 +1,54 @@
+"""How numbers and names read on a page. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bastion.measuring.facts import NORMS
+from bastion.measuring.intervals import Estimate
+from bastion.suite import written
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def points(fraction: float) -> str:
+    """A difference of accuracies in percentage points, with its sign."""
+    return f"{100 * fraction:+.1f}".replace("-", "−")
+
+
+def interval(estimate: Estimate) -> str:
+    return f"{percent(estimate.low)}–{percent(estimate.high)}"
+
+
+def quantity(value: float) -> str:
+    """A number of unknown size, to four digits."""
+    return f"{value:.4g}" if math.isfinite(value) else "–"
+
+
+def count(number: float) -> str:
+    """A large number as people say it: 696 k, 11.2 M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}\u00a0{unit}"
+    return f"{number:.3g}"
+
+
+def radius(value: float, norm: str) -> str:
+    """Of an ℓ∞ ball in grey levels, `8/255`; of another to three digits."""
+    if not math.isfinite(value):
+        return "∞"
+    if norm == "linf":
+        return written(value) if written(value).endswith("/255") else f"{255 * value:.3g}/255"
+    return f"{value:.3g}"
+
+
+def norm_sign(norm: str) -> str:
+    return NORMS.get(norm, norm)
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import measure_cases, measure_everything
+from tests.many_models import DATA, make_run, summarize
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.measuring.facts import MeasuredAggregate
+from bastion.measuring.intervals import wilson
+from bastion.measuring.runner import measure
+from bastion.measuring.store import FactStore
+from bastion.models import Classifier
+from bastion.reporting.leaderboard import Board, cell, leaderboard, read_boards
+from bastion.reporting.leaderboard_files import write_csv, write_robustbench
+from bastion.run import create_run
+from bastion.types import DataSet
+
+EVIL = "<script>alert('x')</script>"
+
+
+def numbers(board: Board) -> dict[str, dict[str, float]]:
+    """By model and title of a column, in %."""
+    return {
+        entry.model: {
+            column.name: round(100 * entry.numbers[column.key].value, 2)
+            for column in board.columns
+            if column.key in entry.numbers
+        }
+        for entry in board.entries
+    }
+
+
+def test_the_best_model_comes_first_with_the_numbers_of_its_summary(tmp_path: Path) -> None:
+    for name, robust in {"weak": 0.2, "strong": 0.6, "middle": 0.4}.items():
+        summarize(make_run(tmp_path / "deep" / name), 0.8, {"autoattack linf": robust}, parameters=7)
+    ((board,), problems) = read_boards(tmp_path)
+    assert problems == []
+    assert [entry.model for entry in board.entries] == ["strong", "middle", "weak"]
+    assert board.title == "cifar10, test split"
+    assert [column.name for column in board.columns] == [
+        "clean",
+        "autoattack linf (ℓ∞ ≤ 8/255)",
+        "worst case (of clean, autoattack linf)",
+    ]
+    strong = board.entries[0]
+    assert strong.numbers[board.columns[1].key] == wilson(600, 1000)
+    assert (strong.parameters, strong.n) == (7, 1000)
+
+
+def test_no_facts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_everything(create_run(tmp_path / "run", seed=0))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("facts were read")
+
+    monkeypatch.setattr(FactStore, "read", refuse)
+    boards, _ = read_boards(tmp_path)
+    assert numbers(boards[0])["run"]["clean"] == 79.17
+
+
+@pytest.mark.parametrize("change", [{"digest": "0ther"}, {"split": "val"}], ids=["images", "split"])
+def test_other_images_are_another_table(tmp_path: Path, change: dict[str, str]) -> None:
+    summarize(make_run(tmp_path / "a"), 0.8, {"autoattack linf": 0.4})
+    summarize(make_run(tmp_path / "b"), 0.8, {"autoattack linf": 0.4}, data=DATA["cifar10"] | change)
+    boards, _ = read_boards(tmp_path)
+    assert [[entry.model for entry in board.entries] for board in boards] == [["a"], ["b"]]
+
+
+def attacked(folder: Path, steps: int, *, label: str = "pgd", eps: float = 0.5, seed: int = 0) -> None:
+    """A run under PGD, its facts stored under the name that measuring gives them."""
+    spec = {"name": "adversarial", "threat": {"norm": "l2", "eps": eps}, "attack": {"name": "pgd", "steps": steps}}
+    case = {
+        "role": "attack",
+        "threat": {"norm": "l2", "eps": eps},
+        "spec": spec,
+        "columns": {"correct": np.ones(8, bool)},
+    }
+    run = create_run(folder, seed=seed)
+    facts = measure_cases(run, {label: case}, seed=seed)
+    plain = f"identity/{storage.fingerprint({'probes': spec, 'seed': seed}, digits=16)}"
+    about = facts.about.model_copy(update={"cases": (facts.case(label).model_copy(update={"store": plain}),)})
+    for path in run.measurements.iterdir():
+        path.unlink()
+    storage.write_json(run.measurements / "made.json", about.model_dump(mode="json"))
+
+
+def test_other_attacks_and_threats_are_other_columns(tmp_path: Path) -> None:
+    attacked(tmp_path / "a", steps=10)
+    attacked(tmp_path / "b", steps=20)
+    attacked(tmp_path / "c", steps=10, eps=1.0)
+    ((board,), _) = read_boards(tmp_path)
+    assert [column.name for column in board.columns] == ["pgd (ℓ2 ≤ 0.5)", "pgd (2) (ℓ2 ≤ 0.5)", "pgd (ℓ2 ≤ 1)"]
+    assert "steps: 20" in board.columns[1].spec
+    assert sorted(len(entry.numbers) for entry in board.entries) == [1, 1, 1]
+
+
+def test_the_same_attack_under_another_label_or_seed_shares_a_column(tmp_path: Path) -> None:
+    attacked(tmp_path / "a", steps=10)
+    attacked(tmp_path / "b", steps=10, label="pgd-10", seed=3)
+    ((board,), _) = read_boards(tmp_path)
+    assert [column.title for column in board.columns] == ["pgd"]
+
+
+def test_a_variant_of_the_data_is_another_column_though_the_probe_is_the_same(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    case = {"role": "clean", "spec": {"name": "accuracy"}, "columns": {"correct": np.ones(8, bool)}}
+    measure_cases(run, {"clean": case, "small": case})  # their stores have other names
+    ((board,), _) = read_boards(tmp_path)
+    assert [column.title for column in board.columns] == ["clean", "small"]
+
+
+def test_of_several_measurements_the_one_with_most_images_counts(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    summarize(run, 0.9, {"autoattack linf": 0.5}, n=100)
+    summarize(run, 0.8, {"autoattack linf": 0.4}, n=1000)
+    summarize(run, 0.7, {"autoattack linf": 0.3}, n=500)
+    ((board,), _) = read_boards(tmp_path)
+    assert numbers(board)["a"]["clean"] == 80
+
+
+def test_an_n_that_differs_is_shown_with_the_number(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    summarize(run, 0.9, {"autoattack linf": 0.5}, n=100)
+    summarize(run, 0.8, {"autoattack l2": 0.4}, n=1000)
+    page = tmp_path / "page.html"
+    leaderboard(tmp_path, page)
+    cells = re.findall(r"<td data-value=[^>]*>([\d.]+)<small>([^<]*)</small>", page.read_text())
+    shown = dict(cells)
+    assert shown["50.0"].endswith(" n = 100")
+    assert "n =" not in shown["80.0"]
+
+
+def test_corruptions_are_one_column(tmp_path: Path) -> None:
+    measure_everything(create_run(tmp_path / "run", seed=0))
+    ((board,), _) = read_boards(tmp_path)
+    (column,) = board.columns_of("corruption")
+    assert column.name == "mean over corruptions (of 15 probes)"
+    assert cell(board.entries[0], column) == {"value": "0.522778", "low": "", "high": "", "n": 120}
+
+
+def test_a_mean_over_corruptions_that_the_suite_declares_has_its_interval(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        name: {"role": "corruption", "columns": {"correct": np.arange(10) < right}}
+        for name, right in {"fog": 4, "snow": 8}.items()
+    }
+    mean = MeasuredAggregate(kind="mean", members={"fog": 1.0, "snow": 1.0})
+    measure_cases(run, cases, aggregates={"corrupted": mean})
+    ((board,), _) = read_boards(tmp_path)
+    assert [(column.kind, column.title) for column in board.columns] == [("corruption", "corrupted")]
+    assert board.entries[0].numbers[board.columns[0].key].low < 0.6
+
+
+def test_models_of_one_name_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+    for number, weights in enumerate(["aaaaaaaaaa", "bbbbbbbbbb"]):
+        attacked(tmp_path / str(number) / "same", steps=10)
+        path = tmp_path / str(number) / "same" / "measurements" / "made.json"
+        about = storage.read_json(path) | {"weights": weights}
+        about["cases"][0]["store"] = about["cases"][0]["store"].replace("identity", weights)
+        storage.write_json(path, about)
+    ((board,), _) = read_boards(tmp_path)
+    assert sorted(entry.model for entry in board.entries) == ["same (aaaaaaaa)", "same (bbbbbbbb)"]
+
+
+def test_facts_of_weights_that_a_run_no_longer_has_are_left_out(tmp_path: Path) -> None:
+    for name, weights in {"new": "beef", "old": "0ld"}.items():
+        run = make_run(tmp_path / name)
+        storage.write_json(run.model / "card.json", {"weights": "beef", "parameters": 12, "model": {"name": "vit/t"}})
+        summarize(run, 0.8, {"autoattack linf": 0.4}, weights=weights)
+    ((board,), _) = read_boards(tmp_path)
+    assert [(entry.model, entry.parameters, entry.architecture) for entry in board.entries] == [("new", 12, "vit/t")]
+
+
+def test_a_damaged_measurement_is_left_out_and_told(tmp_path: Path) -> None:
+    summarize(make_run(tmp_path / "good"), 0.8, {"autoattack linf": 0.4})
+    broken = make_run(tmp_path / "broken")
+    broken.measurements.mkdir()
+    (broken.measurements / "x.json").write_text("{")
+    boards, problems = leaderboard(tmp_path, tmp_path / "page.html")
+    assert [entry.model for entry in boards[0].entries] == ["good"]
+    assert len(problems) == 1 and "x.json: not readable as JSON" in problems[0]
+    assert "1 run could not be read, and is left out." in (tmp_path / "page.html").read_text()
+
+
+def test_nothing_to_show_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BastionError, match="no measured model below"):
+        read_boards(tmp_path)
+    with pytest.raises(BastionError, match="is not a folder"):
+        read_boards(tmp_path / "none")
+
+
+def test_names_are_never_markup(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    data = {"name": EVIL, "split": EVIL, "fingerprint": EVIL, "digest": EVIL}
+    summarize(run, 0.8, {"autoattack linf": 0.4}, model=EVIL, data=data, doubts=(EVIL,))
+    leaderboard(tmp_path, tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text()
+    assert content.count("<script") == 1  # its own
+    assert content.count("&lt;script&gt;") > 5
+
+
+def test_the_policy_lets_its_own_script_and_style_run_and_nothing_else(tmp_path: Path) -> None:
+    summarize(make_run(tmp_path / "run"), 0.8, {"autoattack linf": 0.4})
+    leaderboard(tmp_path, tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text()
+    (policy,) = re.findall('Content-Security-Policy" content="([^"]+)"', content)
+    for tag in ("script", "style"):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", content, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src &#39;sha256-{digest}&#39;" in policy.replace("&#43;", "+")
+    assert policy.startswith("default-src &#39;none&#39;") and "unsafe" not in policy
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", content)
+    assert not re.search(r"\sstyle=|\son\w+=", content)
+
+
+def test_a_report_in_the_runs_folder_is_linked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / 'a "b" #1')
+    summarize(run, 0.8, {"autoattack linf": 0.4})
+    (run.folder / "report.html").write_text("")
+    (tmp_path / "pages").mkdir()
+    leaderboard(tmp_path / "runs", tmp_path / "pages" / "page.html")
+    assert 'href="../runs/a%20%22b%22%20%231/report.html"' in (tmp_path / "pages" / "page.html").read_text()
+
+
+def test_csv_has_a_line_for_each_model_and_data_set(tmp_path: Path) -> None:
+    summarize(make_run(tmp_path / "a"), 0.8, {"autoattack linf": 0.4}, parameters=5, doubts=("nan",))
+    summarize(make_run(tmp_path / "b"), 0.5, {"autoattack l2": 0.3}, data=DATA["imagenet"], model="=cmd()")
+    boards, _ = read_boards(tmp_path)
+    write_csv(boards, tmp_path / "numbers.csv")
+    first, second = csv.DictReader((tmp_path / "numbers.csv").read_text().splitlines())
+    assert (first["model"], first["data"], first["parameters"], first["warnings"]) == ("a", "cifar10", "5", "nan")
+    clean = [float(first[f"clean{part}"]) for part in ("", " low", " high", " n")]
+    assert clean == pytest.approx([*wilson(800, 1000)], rel=1e-5)
+    assert second["model"] == "'=cmd()"  # no formula
+    assert (second["autoattack linf (ℓ∞ ≤ 8/255)"], second["autoattack l2 (ℓ2 ≤ 0.5)"]) == ("", "0.3")
+
+
+def test_robustbench_files_have_its_fields_and_keep_what_people_wrote(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "Mine2026Robust")
+    summarize(run, 0.9, {"autoattack linf": 0.45, "autoattack l2": 0.6}, n=500, doubts=("zero-gradient",))
+    summarize(run, 0.8, {}, n=1000)
+    boards, _ = read_boards(tmp_path / "runs")
+    files = write_robustbench(boards, tmp_path / "info")
+    names = [path.relative_to(tmp_path / "info").as_posix() for path in files]
+    assert sorted(names) == ["cifar10/L2/Mine2026Robust.json", "cifar10/Linf/Mine2026Robust.json"]
+    linf = tmp_path / "info" / "cifar10" / "Linf" / "Mine2026Robust.json"
+    assert json.loads(linf.read_text()) == {
+        "link": None,
+        "name": "Mine2026Robust",
+        "authors": None,
+        "additional_data": None,
+        "number_forward_passes": None,
+        "dataset": "cifar10",
+        "venue": None,
+        "architecture": None,
+        "eps": "8/255",
+        "clean_acc": "90.00",  # on the images that were attacked
+        "reported": None,
+        "autoattack_acc": "45.00",
+        "footnote": "Measured on 500 images of the test split.",
+        "unreliable": True,
+    }
+    linf.write_text(json.dumps(json.loads(linf.read_text()) | {"authors": "A. Author", "clean_acc": "1"}))
+    write_robustbench(boards, tmp_path / "info")
+    again = json.loads(linf.read_text())
+    assert (again["authors"], again["clean_acc"]) == ("A. Author", "90.00")
+
+
+def test_robustbench_is_given_no_other_attack_as_autoattack(tmp_path: Path) -> None:
+    attacked(tmp_path / "a", steps=10)
+    boards, _ = read_boards(tmp_path)
+    assert write_robustbench(boards, tmp_path / "info") == []
+
+
+def test_what_was_really_measured_is_listed(tmp_path: Path, tiny_model: Classifier, tiny_data: DataSet) -> None:
+    suite = {"probes": {"clean": "accuracy", "sanity": {"name": "sanity", "threat": {"norm": "linf", "eps": 0.05}}}}
+    facts = measure(tiny_model, tiny_data, suite, folder=tmp_path / "run")
+    ((board,), _) = read_boards(tmp_path)
+    (entry,) = board.entries
+    assert entry.parameters == sum(each.numel() for each in tiny_model.parameters())
+    assert entry.doubts == {warning.code for warning in facts.warnings()}
+    assert entry.numbers[board.columns[0].key] == facts.accuracies()["clean"]
+
+
+def test_a_leaderboard_needs_no_torch(tmp_path: Path) -> None:
+    summarize(make_run(tmp_path / "run"), 0.8, {"autoattack linf": 0.4})
+    code = (
+        "import sys; from bastion.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    command = ["leaderboard", str(tmp_path), "-o", str(tmp_path / "l.html"), "--csv", str(tmp_path / "l.csv")]
+    command += ["--robustbench", str(tmp_path / "info")]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *command], check=True, capture_output=True, text=True
+    )
+    assert "(1 models)" in done.stdout and "robustbench: 1 files" in done.stdout

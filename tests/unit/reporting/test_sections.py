@@ -1,0 +1,199 @@
+"""What the sections of a report say, against facts whose numbers are known beforehand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import MakeRun, measure_cases, measure_everything
+
+from bastion.measuring.intervals import wilson
+from bastion.reporting import plots
+from bastion.reporting.costs import cost_table
+from bastion.reporting.differences import differences
+from bastion.reporting.grids import class_table, confusions, heat_maps
+from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
+from bastion.reporting.tables import Comparison, compare, read_runs
+from bastion.run import create_run
+
+N = 120
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Comparison:
+    run = create_run(tmp_path / "run", seed=0)
+    measure_everything(run, N)
+    (comparison,) = compare(read_runs([run.folder]))
+    return comparison
+
+
+def above(threshold: float) -> int:
+    """How many of the examples are above it: their strengths are 0, 1/N, …"""
+    return sum(number / N > threshold for number in range(N))
+
+
+def test_accuracy_over_eps_begins_at_the_clean_accuracy(everything: Comparison) -> None:
+    pgd, _ = security_curves(everything)
+    (line,) = pgd.lines
+    assert (pgd.title, pgd.norm) == ("pgd", "linf")
+    assert line.x == [0.0, 2 / 255, 4 / 255, 8 / 255]
+    assert line.estimates == [wilson(above(0.2 + harm), N) for harm in (0, 0.1, 0.2, 0.4)]
+
+
+def test_a_curve_of_distances_is_the_share_of_images_further_away(everything: Comparison) -> None:
+    _, curve = security_curves(everything)
+    (line,) = curve.lines
+    distance = everything.rows[0].facts.columns["distance/distance"]
+    assert (curve.norm, curve.is_step) == ("l2", True)
+    assert line.x[0] == 0
+    assert line.estimates[0] == everything.rows[0].accuracies["clean"]  # clean mistakes have distance 0
+    assert line.estimates[-1].value == 0
+    for radius, estimate in zip(line.x, line.estimates, strict=True):
+        assert estimate == wilson(int((distance > radius).sum()), N)
+
+
+def test_an_image_that_nothing_fools_keeps_the_curve_up(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    distance = np.array([0, 0.5, 1.0, np.inf], np.float32)
+    measure_cases(run, {"far": {"role": "attack", "spec": {"norm": "l2"}, "columns": {"distance": distance}}})
+    (comparison,) = compare(read_runs([run.folder]))
+    (line,) = security_curves(comparison)[0].lines
+    assert [each.value for each in line.estimates] == [0.75, 0.5, 0.25]
+    (told,) = distances(comparison)["far"]
+    assert (told.median, told.mistakes, told.unfooled, told.found.tolist()) == (0.5, 1, 1, [0.5, 1.0])
+
+
+def test_accuracy_over_image_size(everything: Comparison) -> None:
+    (chart,) = resolution_curves(everything)
+    assert (chart.title, chart.lines[0].x) == ("resized", [24.0, 32.0, 48.0])
+    assert chart.lines[0].estimates[1] == wilson(above(0.2), N)
+    assert "resized size=24" not in everything.columns
+
+
+def test_a_curve_over_eps_begins_at_the_clean_accuracy_of_its_own_size(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {}
+    for size, right in {24: 5, 32: 8}.items():
+        cases[f"clean size={size}"] = {
+            "role": "clean",
+            "at": {"size": size},
+            "columns": {"correct": np.arange(10) < right},
+        }
+        for level in (1, 2):
+            cases[f"pgd eps={level}/255 size={size}"] = {
+                "role": "attack",
+                "at": {"eps": level / 255, "size": size},
+                "columns": {"correct": np.arange(10) < right - level},
+            }
+    measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    shown = {chart.title: [each.value for each in chart.lines[0].estimates] for chart in security_curves(comparison)}
+    assert shown == {"pgd size=24": [0.5, 0.4, 0.3], "pgd size=32": [0.8, 0.7, 0.6]}
+    by_size = {
+        chart.title: [each.value for each in chart.lines[0].estimates] for chart in resolution_curves(comparison)
+    }
+    assert by_size == {"clean": [0.5, 0.8], "pgd eps=1/255": [0.4, 0.7], "pgd eps=2/255": [0.3, 0.6]}
+    assert comparison.columns == []  # all of it is in the curves
+
+
+def test_a_heat_map_has_a_cell_for_each_severity_and_means(everything: Comparison) -> None:
+    (shown,) = heat_maps(everything)
+    assert shown.columns == ["1", "2", "3", "4", "5", "mean"]
+    assert [name for name, _ in shown.rows] == ["fog", "gaussian_noise", "motion_blur", "mean"]
+    fog = [each.value for each in dict(shown.rows)["fog"] if each]
+    assert fog[:5] == [above(0.2 + 0.05 * severity) / N for severity in range(1, 6)]
+    assert fog[5] == pytest.approx(np.mean(fog[:5]))
+    cells = np.array([[each.value for each in estimates if each] for _, estimates in shown.rows])
+    assert cells[-1] == pytest.approx(cells[:-1].mean(axis=0))
+    assert cells[-1, -1] == pytest.approx(everything.rows[0].accuracies["mean over corruptions"].value)
+
+
+def test_corruptions_without_severities_are_one_column(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    right = {"snow": 3, "rain": 5}
+    cases = {
+        name: {"role": "corruption", "columns": {"correct": np.arange(10) < count}} for name, count in right.items()
+    }
+    measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder]))
+    (shown,) = heat_maps(comparison)
+    assert shown.columns == ["accuracy", "mean"]
+    assert [(name, cells[0].value) for name, cells in shown.rows if cells[0]] == [
+        ("snow", 0.3),
+        ("rain", 0.5),
+        ("mean", pytest.approx(0.4)),
+    ]
+
+
+def test_accuracies_by_class_add_up(everything: Comparison) -> None:
+    table = class_table(everything)
+    assert table is not None
+    assert table.columns == ["clean", "worst case"]
+    assert [row.n for row in table.rows] == [12] * 10
+    for number, label in enumerate(table.columns):
+        total = sum(row.n * row.accuracies[number].value for row in table.rows)
+        assert total / N == pytest.approx(everything.rows[0].accuracies[label].value)
+
+
+def test_only_the_worst_of_many_classes_are_shown(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    truth = np.repeat(np.arange(30), 4)
+    seen = np.where(np.arange(120) % 4 < truth % 5, (truth + 1) % 30, truth)
+    columns = {"correct": seen == truth, "prediction": seen, "label": truth}
+    measure_cases(run, {"clean": {"role": "clean", "columns": columns}}, classes=tuple(map(str, range(30))))
+    table = class_table(compare(read_runs([run.folder]))[0])
+    assert table is not None
+    assert (len(table.rows), table.left_out) == (20, 10)
+    values = [row.accuracies[0].value for row in table.rows]
+    assert values == sorted(values)
+    assert (values[0], values[-1]) == (0, 0.75)  # of the ten left out, four are at 0.75 and six at 1
+
+
+def test_confusions_are_counted_most_frequent_first(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    truth = np.array([0, 0, 0, 0, 3, 3, 3, 5, 5, 1])
+    seen = np.array([0, 2, 8, 8, 5, 5, 5, 5, 3, 1])
+    columns = {"correct": seen == truth, "prediction": seen, "label": truth}
+    facts = measure_cases(run, {"clean": {"role": "clean", "columns": columns}})
+    assert [(each.truth, each.seen, each.count, each.share) for each in confusions(facts)] == [
+        ("cat", "dog", 3, 1.0),
+        ("airplane", "ship", 2, 0.5),
+        ("airplane", "bird", 1, 0.25),
+        ("dog", "cat", 1, 0.5),
+    ]
+
+
+def test_costs_are_means_over_the_images(everything: Comparison) -> None:
+    table = cost_table(everything)
+    assert table.models == [("parameters", ["696\u00a0k"]), ("multiply-accumulates per image", ["26.4\u00a0M"])]
+    assert table.attacks == [("autoattack", [("40", "20")])]
+
+
+def test_differences_are_paired(make_run: MakeRun) -> None:
+    """Of one order of the examples: the ten that lie between two thresholds are the only ones that differ."""
+    runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.55, robust=0.2)]
+    (comparison,) = compare(read_runs(run.folder for run in runs))
+    (difference,) = differences(comparison)
+    clean, robust = difference.by_label["clean"], difference.by_label["pgd-20"]
+    assert clean.value == pytest.approx(0.05)
+    assert 0 < clean.low < clean.high < 0.1  # unpaired, with intervals of ±7 %, zero would be inside
+    assert robust.value == robust.low == robust.high == 0
+
+
+def test_a_waterfall_falls_from_the_clean_accuracy(everything: Comparison) -> None:
+    svg = plots.waterfall(everything.rows[0], "autoattack", "key")
+    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+    clean, after = above(0.2) / N, [above(0.5) / N, above(0.55) / N]
+    falls = [clean - after[0], after[0] - after[1]]
+    for expected in [clean, *after]:
+        assert f"{100 * expected:.1f}" in texts
+    assert [text for text in texts if text.startswith("−")] == [f"−{100 * fall:.1f}" for fall in falls]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_radii_of_linf_are_written_in_grey_levels(everything: Comparison, index: int) -> None:
+    svg = plots.curve_panel(security_curves(everything)[index], 0.1, "key")
+    assert ("4/255" in svg) == (index == 0)
+    assert ("(ℓ2)" in svg) == (index == 1)
