@@ -185,7 +185,7 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
     longest: dict[str, Facts] = {}
     for facts in measurements:
         stores = [[case.label, case.store] for case in facts.about.cases]
-        key = storage.fingerprint([facts.about.suite, stores, _aggregates(facts)])
+        key = storage.fingerprint([facts.about.suite, facts.about.population, stores, _aggregates(facts)])
         if key not in longest or facts.n > longest[key].n:
             longest[key] = facts
     return list(longest.values())
@@ -194,7 +194,7 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
 def _question(facts: Facts, *, stale: bool) -> str:
     about = facts.about
     asked = [[case.label, case.kind, case.spec, case.at] for case in about.cases]
-    return storage.fingerprint([about.data, about.suite, asked, _aggregates(facts), stale])
+    return storage.fingerprint([about.data, about.suite, about.population, asked, _aggregates(facts), stale])
 
 
 def _aggregates(facts: Facts) -> dict[str, Any]:
