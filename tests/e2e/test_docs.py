@@ -25,6 +25,7 @@ PAGES = [
     "docs/attacks.md",
     "docs/costs.md",
     "docs/intervals.md",
+    "docs/measuring.md",
     "docs/corruptions.md",
     "docs/data.md",
 ]
