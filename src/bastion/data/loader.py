@@ -51,7 +51,8 @@ def batch_layout(pool: Pool, batch: int, repeats: int = 1) -> BatchLayout:
         )
     length = len(pool.sources[0])
     if length < own:
-        raise BastionError(f"batch: {own} is more than the {length} training images; make it smaller")
+        mend = "make it smaller" if length else "choose data to train on: this is only measured"
+        raise BastionError(f"batch: {own} is more than the {length} training images; {mend}")
     return BatchLayout((own, *counts), repeats, length // own)
 
 

@@ -12,6 +12,8 @@ from torch import nn
 
 from bastion import measure
 from bastion.data import datasets
+from bastion.data.loader import batch_layout
+from bastion.data.pool import Pool
 from bastion.errors import BastionError
 
 IDS = ImageNetInfo("imagenet-1k").label_names()
@@ -89,6 +91,13 @@ def test_only_the_test_folder_is_taken_where_there_is_one(tmp_path: Path) -> Non
     assert (len(data.train), len(data.val), len(data.test)) == (0, 0, 3)
     with pytest.raises(BastionError, match="imagefolder has no images in its train split; measure another one"):
         measure(ReadsTheColumn(), data, "natural", split="train", folder=tmp_path / "run")
+
+
+def test_there_is_nothing_to_train_on(tmp_path: Path) -> None:
+    write(tmp_path, IDS[:3], [0, 1, 2])
+    data = datasets.build({"name": "imagefolder", "root": str(tmp_path), "size": 8, "test_only": True})
+    with pytest.raises(BastionError, match="batch: 2 is more than the 0 training images; choose data to train on"):
+        batch_layout(Pool(data.train), 2)
 
 
 def test_settings_that_contradict_are_told(tmp_path: Path) -> None:
