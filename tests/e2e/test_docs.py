@@ -21,6 +21,7 @@ PAGES = [
     "docs/training.md",
     "docs/extend.md",
     "docs/sanity.md",
+    "docs/report.md",
     "docs/attacks.md",
     "docs/costs.md",
 ]

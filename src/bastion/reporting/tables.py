@@ -95,7 +95,10 @@ class Comparison:
     def charted(self) -> list[str]:
         """Columns of the chart: what has a security curve need not be there too."""
         curves = [case.label for case in self.about.cases if case.label in self.columns and is_variant(case, "eps")]
-        return [label for label in self.columns if label not in curves] if len(curves) > FEW else self.columns
+        if len(curves) <= FEW:
+            return self.columns
+        rest = [label for label in self.columns if label not in curves]
+        return rest if len(rest) > 1 else []  # a single accuracy, mostly the clean one, needs no chart
 
     @property
     def chance(self) -> float:

@@ -234,4 +234,4 @@ def test_a_long_curve_and_a_grid_are_left_to_their_sections(tmp_path: Path) -> N
     measure_cases(run, cases)
     (comparison,) = compare(read_runs([run.folder]))
     assert comparison.columns == ["clean", *(f"pgd eps={level}/255" for level in (1, 2, 4, 8))]
-    assert comparison.charted == ["clean"]
+    assert comparison.charted == []  # the clean accuracy alone
