@@ -109,6 +109,8 @@ def test_the_headline_has_the_mean_over_corruptions_and_not_each(tmp_path: Path)
     (comparison,) = compare(read_runs([run.folder]))
     assert comparison.columns == ["clean", "mean over corruptions"]
     assert comparison.rows[0].accuracies["mean over corruptions"].value == pytest.approx(0.65)
+    said = summary([comparison]).replace("\u00a0", " ")
+    assert said.startswith("run: 90.0 % right on clean images, 65.0 % under corruptions, on average.")
 
 
 def test_a_mean_that_the_suite_declares_takes_the_place(tmp_path: Path) -> None:
