@@ -23,11 +23,11 @@ from statistics import mean
 from typing import Any
 
 import torch
+from bastion.acceleration.incremental import Incremental
 from torch import nn
 
 from bastion import acceleration
 from bastion.acceleration import accelerate, copying
-from bastion.acceleration.incremental import Incremental
 from bastion.attacks.ensemble import AutoAttack
 from bastion.attacks.judge import judge
 from bastion.data import datasets

@@ -22,6 +22,7 @@ PAGES = [
     "docs/extend.md",
     "docs/sanity.md",
     "docs/suites.md",
+    "docs/report.md",
     "docs/attacks.md",
     "docs/costs.md",
     "docs/intervals.md",

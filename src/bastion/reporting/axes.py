@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bastion.measuring.facts import Facts, MeasuredCase
@@ -32,6 +33,18 @@ def without(case: MeasuredCase, axis: str) -> str:
     """The label without the value of the axis: `pgd eps=8/255` is `pgd`."""
     head, _, tail = f"{case.label} ".partition(f" {axis}={written(case.at[axis])} ")
     return f"{head} {tail}".strip()
+
+
+def corruption(case: MeasuredCase) -> str:
+    """The type of a corruption: the axis beside `severity`, or the label."""
+    values = [written(value) for axis, value in case.at.items() if axis != "severity"]
+    return ", ".join(values) or (without(case, "severity") if "severity" in case.at else case.label)
+
+
+def is_one_corruption(labels: Iterable[str], cases: Mapping[str, MeasuredCase]) -> bool:
+    """Are these the severities of one type? Their mean is then in the heat map."""
+    chosen = [cases[label] for label in labels if label in cases]
+    return all(case.role == "corruption" for case in chosen) and len({corruption(case) for case in chosen}) == 1
 
 
 def series(facts: Facts, axis: str) -> list[Series]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.facts import Facts, MeasuredCase, MeasuredThreat
 from bastion.measuring.store import Column
@@ -46,14 +48,42 @@ class Gallery:
     examples: list[Example]
 
 
-def galleries(run: ReportedRun) -> list[Gallery]:
-    """One per attack of which pictures were kept. Measurements that share a probe share its pictures."""
-    found: dict[str, Gallery] = {}
-    for facts in run.measurements:
-        for case in _largest(facts.about.cases):
-            if case.store not in found and (pictures := facts.pictures(case.label)):
-                found[case.store] = _gallery(facts, case.label, pictures)
-    return list(found.values())
+@dataclass(frozen=True)
+class _Kept:
+    """Pictures of one attack on the model of one run."""
+
+    run: ReportedRun
+    facts: Facts
+    label: str
+    pictures: Mapping[str, Column]
+
+    def right(self, positions: Column) -> Column:
+        """(len(positions),) bool: classified right when clean."""
+        before, label = (self.facts.columns[f"{self.label}/{name}"][positions] for name in ("before", "label"))
+        return np.asarray(before == label)
+
+
+def galleries(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, list[Gallery]]]:
+    """By run, one per attack of which pictures were kept; under the same attack all runs show the same images."""
+    shown: dict[int, list[Gallery]] = {run.mark: [] for run in runs}
+    for group in _kept(runs):
+        positions = functools.reduce(np.intersect1d, [each.pictures["position"] for each in group])
+        chosen = positions[choose(np.sum([each.right(positions) for each in group], axis=0))]
+        for each in group:
+            shown[each.run.mark].append(_gallery(each, chosen))
+    return [(run, shown[run.mark]) for run in runs if shown[run.mark]]
+
+
+def _kept(runs: Sequence[ReportedRun]) -> list[list[_Kept]]:
+    """Of equal attacks on equal data together. Measurements of a run that share a probe share its pictures."""
+    groups: dict[str, dict[tuple[int, str], _Kept]] = {}
+    for run in runs:
+        for facts in run.measurements:
+            for case in _largest(facts.about.cases):
+                group = groups.setdefault(storage.fingerprint([facts.about.data, case.label, case.spec, case.at]), {})
+                if (run.mark, case.store) not in group and (pictures := facts.pictures(case.label)):
+                    group[run.mark, case.store] = _Kept(run, facts, case.label, pictures)
+    return [list(group.values()) for group in groups.values() if group]
 
 
 def _largest(cases: Iterable[MeasuredCase]) -> list[MeasuredCase]:
@@ -72,23 +102,22 @@ def _eps(case: MeasuredCase) -> float:
     return case.threat.eps if case.threat else 0.0
 
 
-def _gallery(facts: Facts, label: str, pictures: Mapping[str, Column]) -> Gallery:
-    clean, adversarial = pictures["clean"], pictures["adversarial"]
-    fact = {name: facts.columns[f"{label}/{name}"][pictures["position"]] for name in _FACTS}
-    threat = facts.case(label).threat
-    chosen = choose(fact["before"] == fact["label"])
-    scale, scale_text = _scale(threat, adversarial[chosen] - clean[chosen])
+def _gallery(kept: _Kept, positions: Column) -> Gallery:
+    facts, label = kept.facts, kept.label
+    rows = np.searchsorted(kept.pictures["position"], positions)
+    clean, adversarial = kept.pictures["clean"][rows], kept.pictures["adversarial"][rows]
+    fact = {name: facts.columns[f"{label}/{name}"][positions] for name in _FACTS}
+    scale, scale_text = _scale(facts.case(label).threat, adversarial - clean)
     examples = [
         _example({name: column[row] for name, column in fact.items()}, facts, clean[row], adversarial[row], scale)
-        for row in chosen
+        for row in range(len(positions))
     ]
     return Gallery(label, threat_text(facts, label), scale_text, examples)
 
 
-def choose(right: Column) -> list[int]:
-    """The first examples, those that were right on the clean image before the others."""
-    rows = np.concatenate([np.flatnonzero(right), np.flatnonzero(~right)])
-    return [int(row) for row in rows[:EXAMPLES]]
+def choose(right: Column) -> Column:
+    """The first examples, those that most models get right on the clean image before the others."""
+    return np.argsort(-right.astype(np.int64), kind="stable")[:EXAMPLES]
 
 
 def _scale(threat: MeasuredThreat | None, delta: Column) -> tuple[float, str]:

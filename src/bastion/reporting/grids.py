@@ -11,7 +11,7 @@ import numpy as np
 from bastion.measuring.facts import Facts, MeasuredCase
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.store import Column
-from bastion.reporting.axes import without
+from bastion.reporting.axes import corruption
 from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions, per_example
 from bastion.suite import CORRECT, written
 
@@ -60,19 +60,13 @@ def heat_maps(comparison: Comparison) -> list[HeatMap]:
 
 
 def _heat_map(row: Row) -> HeatMap:
-    cells = {(_corruption(case), _severity(case)): row.facts.correct(case.label) for case in corruptions(row.facts)}
+    cells = {(corruption(case), _severity(case)): row.facts.correct(case.label) for case in corruptions(row.facts)}
     kinds = list(dict.fromkeys(kind for kind, _ in cells))
     severities = sorted(dict.fromkeys(severity for _, severity in cells), key=_order)
     rows = [(kind, _with_mean([cells.get((kind, each)) for each in severities])) for kind in kinds]
     last = [_mean([column for (_, each), column in cells.items() if each == severity]) for severity in severities]
     rows.append((MEAN, [*last, estimate(corruption_mean(row.facts))]))
     return HeatMap(row.name, row.run.mark, [*map(written, severities), MEAN], rows)
-
-
-def _corruption(case: MeasuredCase) -> str:
-    if "corruption" in case.at:
-        return str(case.at["corruption"])
-    return without(case, "severity") if "severity" in case.at else case.label
 
 
 def _severity(case: MeasuredCase) -> Any:

@@ -40,7 +40,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
         "corruptions": _with_any(comparisons, lambda each, _: heat_maps(each)),
         "resolution": _with_any(comparisons, _resolution),
         "classes": _classes(comparisons),
-        "pictures": [(run, shown) for run in runs for shown in [galleries(run)] if shown],
+        "pictures": galleries(runs),
         "training": training_panels(runs),
         "cost": _with_any(comparisons, lambda each, _: cost_table(each)),
     }

@@ -21,7 +21,7 @@ from bastion.errors import BastionError
 from bastion.measuring.convert import convert
 from bastion.measuring.facts import NORMS, Facts, MeasuredAggregate, MeasuredCase, read_measurements
 from bastion.measuring.intervals import Estimate
-from bastion.reporting.axes import is_variant, without
+from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.html import environment
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run
@@ -175,7 +175,7 @@ def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
     found += [
         (_of_aggregate(name, each, cases, keys), numbers[name])
         for name, each in about.aggregates.items()
-        if set(each.members) <= cases.keys()
+        if set(each.members) <= cases.keys() and not is_one_corruption(each.members, cases)
     ]
     declared = [set(each.members) for each in about.aggregates.values() if each.kind == "mean" and each.is_accuracy]
     if many and many not in declared:

@@ -16,7 +16,7 @@ from bastion.measuring.facts import Facts, MeasuredCase, Measurement, read_measu
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
-from bastion.reporting.axes import is_variant, varying, without
+from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
 from bastion.reporting.wording import listed, percent
 from bastion.run import Run, open_run
 from bastion.suite import CORRECT
@@ -97,7 +97,10 @@ class Comparison:
     def charted(self) -> list[str]:
         """Columns of the chart: what has a security curve need not be there too."""
         curves = [case.label for case in self.about.cases if case.label in self.columns and is_variant(case, "eps")]
-        return [label for label in self.columns if label not in curves] if len(curves) > FEW else self.columns
+        if len(curves) <= FEW:
+            return self.columns
+        rest = [label for label in self.columns if label not in curves]
+        return rest if len(rest) > 1 else []  # a single accuracy, mostly the clean one, needs no chart
 
     @property
     def chance(self) -> float:
@@ -136,13 +139,15 @@ class Comparison:
 
     def measures(self) -> dict[str, list[Estimate]]:
         """What was measured besides and is shown nowhere else: per name, one estimate a row."""
-        estimates = [row.facts.estimates() for row in self.rows]
+        estimates = [row.facts.errors() | row.facts.estimates() for row in self.rows]
         names = [name for name in estimates[0] if name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
         return {name: [each[name] for each in estimates] for name in names}
 
     def meaning(self, name: str) -> str:
-        """What the probe says of its column `LABEL/COLUMN`."""
+        """What the probe says of its column `LABEL/COLUMN`, or what an aggregate is made of."""
         label, _, column = name.rpartition("/")
+        if name in self.about.aggregates:
+            return f"weighted sum of {len(self.about.aggregates[name].members)} probes"
         return self.rows[0].facts.case(label).meanings.get(column, "")
 
 
@@ -227,6 +232,8 @@ def headline(facts: Facts) -> dict[str, Estimate]:
     corrupted = [case.label for case in corruptions(facts)]
     many = set(corrupted) if len(corrupted) > 1 else set()
     many |= {case.label for case in facts.about.cases if is_variant(case, "size") or len(varying(case)) > 1}
+    cases = {case.label: case for case in facts.about.cases}
+    many |= {name for name, each in facts.about.aggregates.items() if is_one_corruption(each.members, cases)}
     numbers = {label: each for label, each in facts.accuracies().items() if label not in many}
     if len(corrupted) > 1 and not _has_mean(facts, corrupted):
         numbers[CORRUPTIONS] = estimate(corruption_mean(facts))
@@ -286,6 +293,8 @@ def _verdict(row: Row, *, spelled_out: bool) -> str:
     worst = [name for name, each in row.facts.about.aggregates.items() if each.kind == "worst"]
     parts = [(label, "right on clean images") for label in clean[:1]]
     parts += [(label, _setting(others)) for label in (worst or [case.label for case in others])[:1]]
+    if len(parts) == len(clean[:1]) and corruptions(row.facts):
+        parts += [(label, "under corruptions, on average") for label in row.accuracies if label not in clean][:1]
     numbers = [f"{percent(row.accuracies[label].value)}\u00a0%" for label, _ in parts]
     if not spelled_out:
         return f"{row.name}: {' and '.join(numbers)}"

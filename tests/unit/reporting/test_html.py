@@ -252,3 +252,8 @@ def test_all_text_has_enough_contrast(scheme: int) -> None:
         for name in colours.keys() - {"paper", "tint", "line"}:
             lights = sorted([luminance(colours[name]), luminance(colours[paper])])
             assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5, name
+    # The cell of a heat map with 100 % has 55 % of a colour in it.
+    parts = [[int(colours[name][i : i + 2], 16) for i in (1, 3, 5)] for name in ("run-0", "paper")]
+    cell = "#" + "".join(f"{round(0.55 * one + 0.45 * other):02x}" for one, other in zip(*parts, strict=True))
+    lights = sorted([luminance(colours["ink"]), luminance(cell)])
+    assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from made_runs import MakeRun, measure_cases, measure_everything
 
+from bastion.measuring.facts import MeasuredAggregate
 from bastion.measuring.intervals import wilson
 from bastion.reporting import plots
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences
 from bastion.reporting.grids import class_table, confusions, heat_maps
+from bastion.reporting.leaderboard import read_boards
 from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
 from bastion.reporting.tables import Comparison, compare, read_runs
 from bastion.run import create_run
@@ -108,6 +110,38 @@ def test_a_heat_map_has_a_cell_for_each_severity_and_means(everything: Compariso
     cells = np.array([[each.value for each in estimates if each] for _, estimates in shown.rows])
     assert cells[-1] == pytest.approx(cells[:-1].mean(axis=0))
     assert cells[-1, -1] == pytest.approx(everything.rows[0].accuracies["mean over corruptions"].value)
+
+
+def test_a_mean_over_one_corruption_stands_in_the_heat_map_alone(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        f"corrupted type={kind} severity={severity}": {
+            "role": "corruption",
+            "at": {"type": kind, "severity": severity},
+            "columns": {"correct": np.arange(10) < right - severity},
+        }
+        for kind, right in {"fog": 9, "snow": 7, "blur": 5}.items()
+        for severity in (1, 2)
+    }
+    kinds = {
+        kind: MeasuredAggregate(kind="mean", members={label: 1.0 for label in cases if f"={kind} " in label})
+        for kind in ("fog", "snow", "blur")
+    }
+    weather = MeasuredAggregate(kind="mean", members=kinds["fog"].members | kinds["snow"].members)
+    mce = MeasuredAggregate(kind="errors", members=dict.fromkeys(cases, 0.5))
+    measure_cases(run, cases, aggregates={**kinds, "weather": weather, "mCE": mce})
+    (comparison,) = compare(read_runs([run.folder]))
+    assert comparison.columns == ["weather", "mean over corruptions"]
+    (shown,) = heat_maps(comparison)
+    assert [(name, round(cells[-1].value, 3)) for name, cells in shown.rows if cells[-1]] == [
+        ("fog", 0.75),
+        ("snow", 0.55),
+        ("blur", 0.35),
+        ("mean", 0.55),
+    ]
+    assert comparison.measures()["mCE"][0].value == pytest.approx(0.5 * (0.2 + 0.3 + 0.4 + 0.5 + 0.6 + 0.7))
+    ((board,), _) = read_boards(tmp_path)
+    assert [column.title for column in board.columns] == ["weather", "mean over corruptions", "mCE"]
 
 
 def test_corruptions_without_severities_are_one_column(tmp_path: Path) -> None:
