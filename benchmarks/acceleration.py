@@ -1,7 +1,7 @@
 """What each part of `accelerate(model)` is worth, on the whole of AutoAttack `standard` at linf 8/255.
 
     python -m benchmarks.acceleration                                  # measure what is not stored yet, print the table
-    python -m benchmarks.acceleration --models zoo/cifar10-linf-vit --without "" windows --rounds 1
+    python -m benchmarks.acceleration --models zoo/cifar10-linf-vit --without "" folding --rounds 1
 
 The same images are attacked with all parts, without one of them, and without any; rounds alternate between these. Two
 processes of one thread share the images, as `bastion measure` does it with the default batch size. Results are appended
@@ -23,7 +23,6 @@ from statistics import mean
 from typing import Any
 
 import torch
-from bastion.acceleration.incremental import Incremental
 from torch import nn
 
 from bastion import acceleration
@@ -36,7 +35,7 @@ from benchmarks.autoattack import load_model
 
 RESULTS = Path(__file__).parent / "results" / "acceleration.jsonl"
 MODELS = ("zoo/cifar10-linf-resnet", "zoo/cifar10-linf-vit", "pyautoattack/resnet18")
-BATCH = 64  # the default of `bastion measure`
+BATCH = 128  # the default of `bastion measure`
 
 
 def _plain_layout() -> None:
@@ -53,8 +52,6 @@ OFF: dict[str, Callable[[], None]] = {
     "folding": lambda: setattr(copying, "_folded", copying._as_it_is),
     "channels-last": _plain_layout,
     "batch-size": lambda: setattr(acceleration, "BATCH_SIZES", (16, 16)),
-    "winograd": lambda: setattr(copying, "_with_winograd", copying._folded),
-    "windows": lambda: setattr(Incremental, "logits", lambda self, x, *_: self.model.logits(x)),
 }
 ALL = "everything"
 
