@@ -115,12 +115,11 @@ def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
 
 def jpeg(x: Tensor, quality: int) -> Tensor:
     """The image stored as JPEG by Pillow, with chroma at half the resolution, and read back."""
-    planes = (x.detach() * 255).add_(0.5).to(torch.uint8).cpu().numpy()  # (B, C, H, W)
-    for image in planes:
-        bands, file = [Image.fromarray(plane) for plane in image], io.BytesIO()
-        (Image.merge("RGB", bands) if len(bands) == 3 else bands[0]).save(file, "JPEG", quality=quality)
+    pixels = (x.detach() * 255).add_(0.5).to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    for image in pixels if x.shape[1] == 3 else pixels[..., 0]:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=quality)
         file.seek(0)
         with Image.open(file, formats=("JPEG",)) as picture:
-            for number, band in enumerate(picture.split()):
-                image[number] = np.asarray(band)
-    return torch.from_numpy(planes).to(x).div_(255)
+            image[:] = np.asarray(picture)
+    return (torch.from_numpy(pixels).permute(0, 3, 1, 2).to(x) / 255).contiguous()

@@ -106,8 +106,8 @@ def distance_to(edges: Tensor) -> Tensor:
     squared = F.pad(vertical**2, (_FAR, _FAR), value=float(_FAR**2))
     nearest = vertical**2
     for shift in range(1, _FAR):
-        for start in (_FAR - shift, _FAR + shift):
-            torch.minimum(nearest, squared[..., start : start + width] + shift**2, out=nearest)
+        left, right = (squared[..., start : start + width] for start in (_FAR - shift, _FAR + shift))
+        nearest = torch.minimum(nearest, torch.minimum(left, right).add_(shift**2))
     return nearest.sqrt().clamp_(max=_FAR)
 
 
