@@ -58,4 +58,4 @@ def _setting(cases: Sequence[MeasuredCase]) -> str:
     if len(cases) > 1:
         return f"under the worst of {len(cases)} attacks"
     threat = cases[0].threat if cases else None
-    return f"under attack ({threat})" if threat else "under attack"
+    return f"under attack ({threat})".replace(" ≤ ", "\u00a0≤\u00a0") if threat else "under attack"
