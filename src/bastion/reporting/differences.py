@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import numpy as np
-
-from bastion.measuring.intervals import Estimate, mean
-from bastion.measuring.store import Column
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.paired import paired_difference
 from bastion.reporting.tables import Comparison, Row, per_example
 
 PAIRS = 6  # more runs than four are each compared with the first alone
@@ -34,12 +32,7 @@ def differences(comparison: Comparison) -> list[Difference]:
 
 
 def _difference(one: Row, other: Row, label: str) -> Estimate:
-    return paired(per_example(one.facts, label), per_example(other.facts, label))
-
-
-def paired(a: Column, b: Column) -> Estimate:
-    """Mean of b less a, example by example: what both get right or wrong cancels out."""
-    return mean(b.astype(np.float64) - a.astype(np.float64))
+    return paired_difference(per_example(one.facts, label), per_example(other.facts, label))
 
 
 def is_significant(difference: Estimate) -> bool:

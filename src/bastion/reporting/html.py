@@ -18,6 +18,7 @@ from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
 from bastion.reporting.grids import class_table, confusions, heat_maps
 from bastion.reporting.robustness_curves import CurveChart, distances, resolution_curves, security_curves
+from bastion.reporting.summary import page_title, summary
 from bastion.reporting.tables import Comparison, ReportedRun
 from bastion.reporting.training import training_panels
 
@@ -48,10 +49,10 @@ def render(runs: Sequence[ReportedRun]) -> str:
         environment()
         .get_template("report.html.j2")
         .render(
-            title=tables.page_title(runs, comparisons),
+            title=page_title(runs, comparisons),
             runs=runs,
             comparisons=comparisons,
-            summary=tables.summary(comparisons),
+            summary=summary(comparisons),
             unmeasured=[run for run in runs if not run.measurements],
             trained=[run for run in runs if run.records("step") + run.records("epoch")],
             charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],

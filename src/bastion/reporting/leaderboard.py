@@ -1,107 +1,23 @@
-"""All measured models below a folder, one table for each data set. Reads summaries, not facts. No torch."""
+"""The page about all measured models below a folder. It sorts and filters itself, and loads nothing. No torch."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
 from urllib.parse import quote
 
-import yaml
 from markupsafe import Markup
 
 from bastion import storage
-from bastion.errors import BastionError
-from bastion.measuring.convert import convert
-from bastion.measuring.facts import NORMS, Facts, MeasuredAggregate, MeasuredCase, read_measurements
-from bastion.measuring.intervals import Estimate
-from bastion.reporting.axes import is_one_corruption, is_variant, without
+from bastion.reporting.boards import Board, Entry, read_boards
 from bastion.reporting.html import environment
-from bastion.reporting.tables import CORRUPTIONS
-from bastion.run import PROVENANCE, Run
-from bastion.suite import CORRECT
+from bastion.reporting.wording import norm_sign
 
-Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors"]
-_ORDER: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean", "errors")
-_ROBUST: tuple[Kind, ...] = ("worst", "attack", "corruption", "mean")  # what a board is sorted by
-AUTOATTACK = ("apgd-ce", "apgd-t", "fab-t", "square")  # members of its standard version
 REPORT = "report.html"  # in a run's folder
-
-
-@dataclass(frozen=True)
-class Column:
-    """A number that models share: of one probe with one attack and threat, or of one aggregate of such."""
-
-    key: str
-    kind: Kind
-    title: str
-    about: str  # the threat, or what an aggregate is made of
-    spec: str = ""  # of the probe, as it could stand in a suite
-    norms: tuple[str, ...] = ()
-    eps: float | None = None
-    is_autoattack: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.title} ({self.about})" if self.about else self.title
-
-
-@dataclass
-class Entry:
-    """A model on a data set."""
-
-    model: str
-    weights: str
-    folder: Path  # of the run
-    parameters: int | None = None
-    architecture: str | None = None
-    doubts: set[str] = field(default_factory=set)
-    numbers: dict[str, Estimate] = field(default_factory=dict)  # by the keys of columns
-    clean: dict[str, Estimate] = field(default_factory=dict)  # and the accuracy on the same images when clean
-
-    @property
-    def n(self) -> int:
-        """Of the number that is of most images."""
-        return max(number.n for number in self.numbers.values())
-
-
-@dataclass(frozen=True)
-class Board:
-    """Models that were measured on the same images."""
-
-    data: dict[str, str]
-    columns: list[Column]
-    entries: list[Entry]  # best first
-
-    @property
-    def title(self) -> str:
-        return f"{self.data['name']}, {self.data['split']} split"
-
-    @property
-    def digest(self) -> str:
-        return self.data.get("digest", self.data.get("fingerprint", ""))
-
-    @property
-    def sorted_by(self) -> Column:
-        return _sort_column(self.columns, self.entries)
-
-    def columns_of(self, *kinds: Kind) -> list[Column]:
-        return [column for column in self.columns if column.kind in kinds]
-
-
-@dataclass
-class _Draft:
-    """A board while measurements are read into it."""
-
-    data: dict[str, str]
-    columns: dict[str, Column] = field(default_factory=dict)
-    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
 
 
 def leaderboard(folder: str | Path, output: str | Path) -> tuple[list[Board], list[str]]:
@@ -109,176 +25,6 @@ def leaderboard(folder: str | Path, output: str | Path) -> tuple[list[Board], li
     boards, problems = read_boards(Path(folder))
     storage.write_text(Path(output), render(boards, Path(output), len(problems)))
     return boards, problems
-
-
-def read_boards(folder: Path) -> tuple[list[Board], list[str]]:
-    """Boards with most models first, and why a run was left out."""
-    if not folder.is_dir():
-        raise BastionError(f"leaderboard: {folder} is not a folder; give one that has runs in it")
-    drafts: dict[str, _Draft] = {}
-    problems = []
-    for run in _runs(folder):
-        try:
-            convert(run)
-            for facts in read_measurements(run):
-                _add(drafts, facts)
-        except BastionError as error:
-            problems.append(str(error))
-    boards = [_board(draft) for draft in drafts.values() if draft.columns]
-    if not boards:
-        raise BastionError(f"leaderboard: no measured model below {folder}; measure one with `bastion measure`")
-    return sorted(boards, key=lambda board: -len(board.entries)), problems
-
-
-def _runs(folder: Path) -> Iterator[Run]:
-    """In the order of their paths. What is inside a run is its own."""
-    for path, folders, files in os.walk(folder):
-        folders.sort()
-        if PROVENANCE in files:
-            folders.clear()
-            yield Run(Path(path))
-
-
-def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
-    about = facts.about
-    card = facts.run.card() or {}
-    if card and card.get("weights") != about.weights:
-        return  # of weights that the run no longer has
-    columns = _columns(facts)
-    if not columns:
-        return
-    key = storage.fingerprint([about.data.get("digest") or about.data["fingerprint"], about.data["split"]])
-    draft = drafts.setdefault(key, _Draft(about.data))
-    identity = about.cases[0].store.partition("/")[0]
-    entry = draft.entries.setdefault((about.model, identity), Entry(about.model, about.weights, facts.run.folder))
-    entry.parameters = about.parameters or card.get("parameters") or entry.parameters
-    entry.architecture = card.get("model", {}).get("name") or entry.architecture
-    entry.doubts |= set(about.doubts)
-    clean = [number for column, number in columns if column.kind == "clean"]
-    for column, number in columns:
-        draft.columns.setdefault(column.key, column)
-        # Measurements come oldest first: of several with as many images the last one counts.
-        if number.n >= entry.numbers.get(column.key, number).n:
-            entry.numbers[column.key] = number
-            entry.clean |= {column.key: clean[0]} if clean else {}
-
-
-def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
-    """The numbers of a measurement, each with the column it belongs in."""
-    about = facts.about
-    numbers = about.summary or facts.numbers()  # measured before there were summaries
-    cases = {case.label: case for case in about.cases if case.kind == "probes" and CORRECT in case.columns}
-    keys = {label: _case_key(case, about.seed) for label, case in cases.items()}
-    corrupted = [label for label, case in cases.items() if case.role == "corruption"]
-    many = set(corrupted) if len(corrupted) > 1 else set()
-    found = [(_of_case(case, keys[label]), numbers[label]) for label, case in cases.items() if label not in many]
-    found += [
-        (_of_aggregate(name, each, cases, keys), numbers[name])
-        for name, each in about.aggregates.items()
-        if set(each.members) <= cases.keys() and not is_one_corruption(each.members, cases)
-    ]
-    declared = [set(each.members) for each in about.aggregates.values() if each.kind == "mean" and each.is_accuracy]
-    if many and many not in declared:
-        found.append((_of_corruptions(corrupted, keys), _mean([numbers[label] for label in corrupted])))
-    return found
-
-
-def _case_key(case: MeasuredCase, seed: int) -> str:
-    """Equal for the same question to another model: probe, threat and attack, on the same variant of the data.
-
-    A store is named by probe and seed, and by the variant of the data and the attack's version if they are not the
-    plain ones. In that case its name tells them apart.
-    """
-    plain = storage.fingerprint({case.kind: case.spec, "seed": seed}, digits=16)
-    name = case.store.rpartition("/")[2]
-    return storage.fingerprint([case.role, case.spec, "" if name == plain else name])
-
-
-def _of_case(case: MeasuredCase, key: str) -> Column:
-    kind: Kind = case.role if case.role in ("clean", "attack", "corruption") else "mean"
-    title = without(case, "eps") if case.threat and is_variant(case, "eps") else case.label
-    return Column(
-        key=key,
-        kind=kind,
-        title=title,
-        about=str(case.threat) if case.threat else "",
-        spec=yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, width=10**6).strip(),
-        norms=(case.threat.norm,) if case.threat else (),
-        eps=case.threat.eps if case.threat else None,
-        is_autoattack=case.members == AUTOATTACK,
-    )
-
-
-def _of_aggregate(
-    name: str, aggregate: MeasuredAggregate, cases: Mapping[str, MeasuredCase], keys: Mapping[str, str]
-) -> Column:
-    members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
-    roles = {cases[label].role for label in aggregate.members}
-    kind: Kind = "worst" if aggregate.kind == "worst" else "errors"
-    if aggregate.is_accuracy and aggregate.kind == "mean":
-        kind = "corruption" if roles == {"corruption"} else "mean"
-    norms = dict.fromkeys(threat.norm for label in aggregate.members if (threat := cases[label].threat))
-    return Column(
-        key=storage.fingerprint([aggregate.kind, aggregate.column, members]),
-        kind=kind,
-        title=name,
-        about=_members(list(aggregate.members)),
-        norms=tuple(norms),
-    )
-
-
-def _of_corruptions(labels: Sequence[str], keys: Mapping[str, str]) -> Column:
-    key = storage.fingerprint(["mean", CORRECT, sorted((keys[label], 1.0) for label in labels)])
-    return Column(key, "corruption", CORRUPTIONS, _members(labels))
-
-
-def _members(labels: Sequence[str]) -> str:
-    return f"of {', '.join(labels)}" if len(labels) <= 3 else f"of {len(labels)} probes"
-
-
-def _mean(numbers: Sequence[Estimate]) -> Estimate:
-    """Without an interval: that would take the facts."""
-    value = sum(number.value for number in numbers) / len(numbers)
-    return Estimate(value, math.nan, math.nan, min(number.n for number in numbers))
-
-
-def _board(draft: _Draft) -> Board:
-    columns = sorted(draft.columns.values(), key=lambda each: (_ORDER.index(each.kind), each.norms, each.eps or 0))
-    columns = _told_apart(columns)
-    entries = _with_names(list(draft.entries.values()))
-    chosen = _sort_column(columns, entries)
-    sign = 1 if chosen.kind == "errors" else -1
-
-    def rank(entry: Entry) -> float:
-        return sign * entry.numbers[chosen.key].value if chosen.key in entry.numbers else math.inf
-
-    return Board(draft.data, columns, sorted(entries, key=rank))
-
-
-def _sort_column(columns: Sequence[Column], entries: Sequence[Entry]) -> Column:
-    """The robust accuracy that most models have."""
-    robust = [column for kind in _ROBUST for column in columns if column.kind == kind]
-    return max(robust or columns, key=lambda column: sum(column.key in entry.numbers for entry in entries))
-
-
-def _told_apart(columns: Sequence[Column]) -> list[Column]:
-    """Other questions under the same label get a number."""
-    seen: dict[str, int] = {}
-    result = []
-    for column in columns:
-        seen[column.name] = seen.get(column.name, 0) + 1
-        number = f" ({seen[column.name]})" if seen[column.name] > 1 else ""
-        result.append(Column(**vars(column) | {"title": f"{column.title}{number}"}))
-    return result
-
-
-def _with_names(entries: list[Entry]) -> list[Entry]:
-    """Models of one name are told apart by their weights."""
-    names = [entry.model for entry in entries]
-    for entry in entries:
-        if names.count(entry.model) > 1:
-            entry.model = f"{entry.model} ({entry.weights[:8]})"
-    return entries
 
 
 def render(boards: Sequence[Board], output: Path, left_out: int = 0) -> str:
@@ -289,7 +35,7 @@ def render(boards: Sequence[Board], output: Path, left_out: int = 0) -> str:
         .render(
             boards=boards,
             models=sum(len(board.entries) for board in boards),
-            norms={norm: NORMS.get(norm, norm) for norm in _norms(boards)},
+            norms={norm: norm_sign(norm) for norm in _norms(boards)},
             left_out=left_out,
             reports={id(entry): _report(entry, output) for board in boards for entry in board.entries},
             script=Markup(script),
@@ -317,11 +63,3 @@ def _report(entry: Entry, output: Path) -> str:
     """The address of its report as seen from the page; empty if it has none."""
     page = entry.folder / REPORT
     return quote(Path(os.path.relpath(page, output.parent)).as_posix()) if page.is_file() else ""
-
-
-def cell(entry: Entry, column: Column) -> dict[str, Any]:
-    """A number as it is written into files; empty strings for what is not there."""
-    number = entry.numbers.get(column.key)
-    parts = {"value": number.value, "low": number.low, "high": number.high} if number else {}
-    texts = {name: f"{part:.6g}" if math.isfinite(part) else "" for name, part in parts.items()}
-    return {"value": "", "low": "", "high": "", **texts, "n": number.n if number else ""}

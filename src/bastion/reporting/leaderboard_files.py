@@ -12,7 +12,7 @@ from typing import Any
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.reporting.leaderboard import Board, Column, Entry, cell
+from bastion.reporting.boards import Board, Column, Entry, cell
 from bastion.suite import written
 
 _THREATS = {"linf": "Linf", "l2": "L2"}  # those RobustBench has folders for

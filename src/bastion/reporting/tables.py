@@ -17,14 +17,12 @@ from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
-from bastion.reporting.wording import listed, percent
 from bastion.run import Run, open_run
 from bastion.suite import CORRECT
 
 CORRUPTIONS = "mean over corruptions"
 SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns with a place of their own on the page
 FEW = 3  # radii of a security curve that stand in the chart of accuracies too
-NAMES = 4  # more runs than these are counted in the title, not named
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,7 @@ class Comparison:
 
     @property
     def columns(self) -> list[str]:
-        """Probes that vary along two axes would be too many: of them the aggregates stand here."""
-        cells = {label for grid in self.rows[0].facts.grids() for label in grid.labels}
-        return [label for label in self.rows[0].accuracies if label not in cells]
+        return list(self.rows[0].accuracies)
 
     @property
     def charted(self) -> list[str]:
@@ -259,56 +255,6 @@ def per_example(facts: Facts, label: str) -> Column:
 def _has_mean(facts: Facts, labels: Sequence[str]) -> bool:
     aggregates = facts.about.aggregates.values()
     return any(each.kind == "mean" and each.is_accuracy and set(each.members) == set(labels) for each in aggregates)
-
-
-def page_title(runs: Sequence[ReportedRun], comparisons: Sequence[Comparison]) -> str:
-    """Which models, and on which data."""
-    names = [run.name for run in runs]
-    who = listed(names) if len(names) <= NAMES else f"{len(names)} models"
-    data = list(dict.fromkeys(each.about.data["name"] for each in comparisons))
-    return f"{who} on {listed(data)}" if data else who
-
-
-def summary(comparisons: Sequence[Comparison]) -> str:
-    """The first comparison of accuracies in plain words."""
-    first = next((comparison for comparison in comparisons if comparison.columns), None)
-    if first is None:
-        measured = any(row.facts.accuracies() for comparison in comparisons for row in comparison.rows)
-        return "Accuracies by variant are below." if measured else "No accuracy has been measured yet."
-    said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
-    images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
-    return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"
-
-
-def _doubt(comparison: Comparison) -> str:
-    """Nothing, or whose numbers may be wrong."""
-    names = [row.name for row in comparison.doubted]
-    return f" Sanity checks warn about the numbers of {', '.join(names)}: see below." if names else ""
-
-
-def _verdict(row: Row, *, spelled_out: bool) -> str:
-    """`robust: 47.0 % right on clean images, 26.5 % under attack (ℓ2 ≤ 1)`, or short `standard: 55.0 % and 0.0 %`."""
-    clean = [case.label for case in row.facts.with_role("clean") if case.label in row.accuracies]
-    others = [case for case in row.facts.about.cases if case.label in row.accuracies and case.label not in clean[:1]]
-    worst = [name for name, each in row.facts.about.aggregates.items() if each.kind == "worst"]
-    parts = [(label, "right on clean images") for label in clean[:1]]
-    parts += [(label, _setting(others)) for label in (worst or [case.label for case in others])[:1]]
-    if len(parts) == len(clean[:1]) and corruptions(row.facts):
-        parts += [(label, "under corruptions, on average") for label in row.accuracies if label not in clean][:1]
-    numbers = [f"{percent(row.accuracies[label].value)}\u00a0%" for label, _ in parts]
-    if not spelled_out:
-        return f"{row.name}: {' and '.join(numbers)}"
-    return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
-
-
-def _setting(cases: Sequence[MeasuredCase]) -> str:
-    """What the worst case over these probes is the worst of."""
-    if not all(case.role == "attack" for case in cases):
-        return "in the worst case"
-    if len(cases) > 1:
-        return f"under the worst of {len(cases)} attacks"
-    threat = cases[0].threat if cases else None
-    return f"under attack ({threat})" if threat else "under attack"
 
 
 def threat_text(facts: Facts, label: str) -> str:

@@ -21,7 +21,8 @@ from bastion.measuring.intervals import wilson
 from bastion.measuring.runner import measure
 from bastion.measuring.store import FactStore
 from bastion.models import Classifier
-from bastion.reporting.leaderboard import Board, cell, leaderboard, read_boards
+from bastion.reporting.boards import Board, cell, read_boards
+from bastion.reporting.leaderboard import leaderboard
 from bastion.reporting.leaderboard_files import write_csv, write_robustbench
 from bastion.run import create_run
 from bastion.types import DataSet

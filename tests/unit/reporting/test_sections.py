@@ -12,10 +12,10 @@ from made_runs import MakeRun, measure_cases, measure_everything
 from bastion.measuring.facts import MeasuredAggregate
 from bastion.measuring.intervals import wilson
 from bastion.reporting import plots
+from bastion.reporting.boards import read_boards
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences
 from bastion.reporting.grids import class_table, confusions, heat_maps
-from bastion.reporting.leaderboard import read_boards
 from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
 from bastion.reporting.tables import Comparison, compare, read_runs
 from bastion.run import create_run

@@ -14,7 +14,8 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.facts import Columns, Facts, MeasuredAggregate, read_measurements, write_measurement
 from bastion.measuring.intervals import wilson
-from bastion.reporting.tables import compare, page_title, read_runs, summary
+from bastion.reporting.summary import page_title, summary
+from bastion.reporting.tables import compare, read_runs
 from bastion.reporting.wording import interval, percent, quantity
 from bastion.run import create_run
 
