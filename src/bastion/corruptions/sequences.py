@@ -178,15 +178,22 @@ def _spatter(
     strength: float,
     drip: Sequence[float],
 ) -> Iterator[Tensor]:
-    """Drops of water that run down: the next frame's liquid is this one's, convolved along the columns with `drip`."""
+    """Drops of water that run down, a little in each frame."""
     liquid = gaussian(mean + std * draws.normal("liquid", (1, *x.shape[-2:])), blur)
     liquid = torch.where(liquid < threshold, torch.zeros_like(liquid), liquid)
-    below = (len(drip) - 1) // 2  # rows that a pixel takes from below; the rest is from above
     for _ in range(LENGTH):
         yield splashed(x, liquid.to(x.dtype), strength)
-        padded = F.pad(liquid, (0, 0, len(drip) - 1 - below, below))
-        rows = padded.unfold(2, len(drip), 1)  # (B, 1, H, W, drip), from above to below
-        liquid = (rows * liquid.new_tensor(drip).flip(0)).sum(-1)
+        liquid = dripped(liquid, drip)
+
+
+def dripped(liquid: Tensor, weights: Sequence[float]) -> Tensor:
+    """Each column convolved, as by numpy.convolve of mode `same`: most of a pixel comes from above."""
+    height, below = liquid.shape[-2], (len(weights) - 1) // 2
+    padded = F.pad(liquid, (0, 0, len(weights) - 1 - below, below))
+    total = torch.zeros_like(liquid)
+    for number, weight in enumerate(reversed(weights)):
+        total = total.add_(padded[..., number : number + height, :], alpha=weight)
+    return total
 
 
 _GENERATORS: Mapping[str, Callable[..., Iterator[Tensor]]] = {

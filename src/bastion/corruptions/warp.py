@@ -61,8 +61,9 @@ def tilt_matrix(height: int, width: int, angle: float) -> Tensor:
 
 def _places(x: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of each pixel, (H, W) each."""
-    rows, columns = (torch.arange(side, dtype=torch.float64, device=x.device) for side in x.shape[-2:])
-    return torch.meshgrid(rows, columns, indexing="ij")
+    sides = [torch.arange(side, dtype=torch.float64, device=x.device) for side in x.shape[-2:]]
+    rows, columns = torch.meshgrid(sides, indexing="ij")
+    return rows, columns
 
 
 def _bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

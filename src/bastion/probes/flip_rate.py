@@ -28,7 +28,7 @@ class FlipRate(Probe):
 
     role = "corruption"
     facts: ClassVar[Mapping[str, str]] = {
-        "flip_rate": "share of frames with another prediction than the frame before, or, for noise, than the clean image"
+        "flip_rate": "share of frames with another prediction than the frame before; for noise, than the clean image"
     }
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
