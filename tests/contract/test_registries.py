@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}} for name in ("adversarial", "alp", "mart")},
     "trades": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2, "loss": "kl"}},
     "sanity": {"threat": THREAT_SPEC},
+    "flip-rate": {"perturbation": "rotate"},
     "transfer": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},
     "patch-fool": {"steps": 5},

@@ -2,5 +2,19 @@
 
 from bastion.corruptions.apply import VERSION, check_name, corrupt
 from bastion.corruptions.parameters import COMMON, EXTRA, NAMES, PROCEDURAL, SEVERITIES, ParameterSet
+from bastion.corruptions.sequences import PERTURBATIONS, Perturbation, frames
 
-__all__ = ["COMMON", "EXTRA", "NAMES", "PROCEDURAL", "SEVERITIES", "VERSION", "ParameterSet", "check_name", "corrupt"]
+__all__ = [
+    "COMMON",
+    "EXTRA",
+    "NAMES",
+    "PERTURBATIONS",
+    "PROCEDURAL",
+    "SEVERITIES",
+    "VERSION",
+    "ParameterSet",
+    "Perturbation",
+    "check_name",
+    "corrupt",
+    "frames",
+]

@@ -65,7 +65,7 @@ def corrupt(
     `textures` is the folder of the photographs that `frost` needs.
     """
     check_name(name, severity)
-    _check_images(x, index)
+    check_images(x, index, "corrupt")
     values = lookup(parameters or for_size(*x.shape[-2:]), name, severity)
     if name in ("frost", "frost_proc"):
         values = (photographs(textures) if name == "frost" else drawn(), *values)
@@ -75,12 +75,12 @@ def corrupt(
         made = _FUNCTIONS[name](x[start : start + step], draws, *values)
         if name not in _EIGHT_BITS:
             made = made.clamp(0, 1)
-            made = _eight_bits(made, rounded=name == "motion_blur") if truncate else made
+            made = eight_bits(made, rounded=name == "motion_blur") if truncate else made
         parts.append(digital.jpeg(made, _JPEG85) if jpeg85 else made)
     return torch.cat(parts) if parts else x.clone()
 
 
-def _eight_bits(x: Tensor, *, rounded: bool) -> Tensor:
+def eight_bits(x: Tensor, *, rounded: bool) -> Tensor:
     """Cut off, as numpy.uint8 does; ImageMagick, which made the motion blur, rounds."""
     # A value that is just below a level by the rounding of float32 is that level.
     return (x * 255).add_(0.5 if rounded else 2.0**-10).floor_().div_(255)
@@ -93,21 +93,21 @@ def check_name(name: str, severity: int) -> None:
         raise BastionError(f"{name}: severity must be 1, 2, 3, 4 or 5, got {severity!r}")
 
 
-def _check_images(x: Tensor, index: Tensor) -> None:
+def check_images(x: Tensor, index: Tensor, where: str) -> None:
     if x.ndim != 4 or not x.is_floating_point() or x.shape[1] not in (1, 3):
         raise BastionError(
-            f"corrupt: images must be floating-point numbers in [0, 1] of shape (B, 1 or 3, H, W), got {x.dtype} "
+            f"{where}: images must be floating-point numbers in [0, 1] of shape (B, 1 or 3, H, W), got {x.dtype} "
             f"{tuple(x.shape)}; divide uint8 images by 255"
         )
     if min(x.shape[-2:]) < SMALLEST:
         raise BastionError(
-            f"corrupt: images must be at least {SMALLEST} x {SMALLEST} pixels, got {x.shape[2]} x {x.shape[3]}"
+            f"{where}: images must be at least {SMALLEST} x {SMALLEST} pixels, got {x.shape[2]} x {x.shape[3]}"
         )
     if index.shape != x.shape[:1] or index.is_floating_point():
         raise BastionError(
-            f"corrupt: index must be the examples' numbers, {len(x)} integers, got {index.dtype} {tuple(index.shape)}"
+            f"{where}: index must be the examples' numbers, {len(x)} integers, got {index.dtype} {tuple(index.shape)}"
         )
     if len(x):
         low, high = x.detach().aminmax()
         if not (low >= 0 and high <= 1):  # false for NaN too
-            raise BastionError(f"corrupt: pixels must be in [0, 1], got {low:.4g} to {high:.4g}")
+            raise BastionError(f"{where}: pixels must be in [0, 1], got {low:.4g} to {high:.4g}")

@@ -26,6 +26,11 @@ def spatter(
         cover = gaussian((liquid > threshold).to(x.dtype), strength)
         cover = torch.where(cover < 0.8, torch.zeros_like(cover), cover)
         return x * (1 - cover) + cover * _colour(_MUD, x)
+    return splashed(x, liquid, strength)
+
+
+def splashed(x: Tensor, liquid: Tensor, strength: float) -> Tensor:
+    """Water on the image."""
     return x + water(liquid) * strength * _colour(_WATER, x)
 
 

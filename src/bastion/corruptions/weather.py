@@ -26,6 +26,11 @@ def snow(
     noise = mean + std * draws.normal("flakes", (1, *x.shape[-2:]))
     angles = draws.uniform("angle", (), -135.0, -45.0)
     flakes = snow_layer(enlarge(noise, zoom), threshold, angles, radius, sigma)
+    return snowed(x, flakes, mix)
+
+
+def snowed(x: Tensor, flakes: Tensor, mix: float) -> Tensor:
+    """The image whitened, with the flakes and the flakes turned by 180 degrees on it."""
     whitened = mix * x + (1 - mix) * torch.maximum(x, 1.5 * luma(x) + 0.5)
     return whitened + flakes + flakes.flip(-2, -1)
 

@@ -1,0 +1,82 @@
+"""Geometric maps, the same for all images of a batch, sampled as Pillow and OpenCV do; what is outside is black."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def translate(x: Tensor, pixels: int) -> Tensor:
+    """To the right, or to the left if negative."""
+    width = x.shape[-1]
+    return F.pad(x, (max(pixels, 0), max(-pixels, 0)))[..., max(-pixels, 0) :][..., :width]
+
+
+def affine(x: Tensor, *, angle: float = 0.0, scale: float = 1.0, shear: float = 0.0) -> Tensor:
+    """Rotate clockwise, scale and shear, with angles in degrees: Pillow's bilinear sampling.
+
+    The pixel (H/2, W/2) stays where it is, half a pixel off the centre, as in the torchvision that made ImageNet-P.
+    """
+    height, width = x.shape[-2:]
+    turned, sheared = math.radians(angle), math.radians(angle + shear)
+    size = scale * math.cos(sheared - turned)
+    rows, columns = _places(x)
+    down, right = rows - height / 2, columns - width / 2
+    rows = (math.cos(turned) * down - math.sin(turned) * right) / size + height / 2
+    columns = (math.sin(sheared) * down + math.cos(sheared) * right) / size + width / 2
+    # A pixel reaches half a pixel beyond its centre.
+    inside = (rows >= -0.5) & (rows < height - 0.5) & (columns >= -0.5) & (columns < width - 0.5)
+    return _bilinear(x, rows, columns) * inside
+
+
+def tilt(x: Tensor, angle: float) -> Tensor:
+    """Turn the image in space by `angle` degrees about both of its axes: OpenCV's bilinear sampling."""
+    height, width = x.shape[-2:]
+    rows, columns = _places(x)
+    source = torch.linalg.inv(tilt_matrix(height, width, angle)).to(x.device)
+    moved = torch.einsum("ij,jhw->ihw", source, torch.stack([columns, rows, torch.ones_like(rows)]))
+    columns, rows = moved[0] / moved[2], moved[1] / moved[2]
+    # Pixels at the border are mixed with the black outside, of which one pixel is enough.
+    return _bilinear(F.pad(x, (1, 1, 1, 1)), (rows + 1).clamp(0, height + 1), (columns + 1).clamp(0, width + 1))
+
+
+def tilt_matrix(height: int, width: int, angle: float) -> Tensor:
+    """(3, 3), of (column, row, 1): where pixels go. The camera is as far away as the diagonal is long.
+
+    The published code puts the image one pixel behind the plane that it projects on, so that even at 0 degrees it
+    shrinks a little.
+    """
+    sine, cosine = math.sin(math.radians(angle)), math.cos(math.radians(angle))
+    far = math.hypot(height, width)
+    centred = torch.tensor([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]], dtype=torch.float64)
+    about_x = torch.tensor([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]], dtype=torch.float64)
+    about_y = torch.tensor([[cosine, 0, -sine], [0, 1, 0], [sine, 0, cosine]], dtype=torch.float64)
+    in_space = about_x @ about_y @ centred
+    in_space[2, 2] += far
+    return torch.tensor([[far, 0, width / 2], [0, far, height / 2], [0, 0, 1]], dtype=torch.float64) @ in_space
+
+
+def _places(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of each pixel, (H, W) each."""
+    sides = [torch.arange(side, dtype=torch.float64, device=x.device) for side in x.shape[-2:]]
+    rows, columns = torch.meshgrid(sides, indexing="ij")
+    return rows, columns
+
+
+def _bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The images at these places (H, W), border pixels repeated. A place on a pixel gives just that pixel."""
+    height, width = x.shape[-2:]
+    top, left = rows.floor().long(), columns.floor().long()
+    down, right = (rows - top).to(x.dtype), (columns - left).to(x.dtype)
+    flat = x.flatten(2)
+
+    def at(row: Tensor, column: Tensor) -> Tensor:
+        place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+        return flat.index_select(2, place.flatten()).view(*x.shape[:2], *rows.shape)
+
+    upper = at(top, left).lerp(at(top, left + 1), right)
+    lower = at(top + 1, left).lerp(at(top + 1, left + 1), right)
+    return upper.lerp(lower, down)

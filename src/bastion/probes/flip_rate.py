@@ -1,0 +1,43 @@
+"""How often a prediction changes while an image changes a little: the flip rate of ImageNet-P and CIFAR-10-P."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bastion import forward
+from bastion.corruptions.sequences import Perturbation, compares_with_first, frames
+from bastion.probes import probes
+from bastion.settings import settings
+from bastion.types import Batch, Probe
+
+
+@probes.register("flip-rate")
+@settings(kw_only=False)
+class FlipRate(Probe):
+    """The share of a sequence's frames whose prediction is another one than that of the frame before.
+
+    Frames of noise are compared with the first one, the clean image. Labels play no part. Hendrycks and Dietterich
+    2019, Sec. 4.2, where it is called flip probability.
+    """
+
+    perturbation: Perturbation
+
+    role = "corruption"
+    facts: ClassVar[Mapping[str, str]] = {
+        "flip_rate": "share of frames with another prediction than the frame before; for noise, than the clean image"
+    }
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        before, flips, compared = None, torch.zeros(len(batch.x), device=batch.x.device), 0
+        for frame in frames(batch.x, self.perturbation, index=batch.index, seed=seed):
+            with torch.no_grad():
+                prediction = forward.logits(model, frame).argmax(1)
+            if before is not None:
+                flips, compared = flips + (prediction != before), compared + 1
+            if before is None or not compares_with_first(self.perturbation):
+                before = prediction
+        return {"flip_rate": flips / compared}
