@@ -25,16 +25,19 @@ THREATS = [Threat("linf", 0.05), Threat("l2", 0.5), Threat("l1", 5.0)]
 ids = [threat.norm for threat in THREATS]
 THREAT_SPEC = {"norm": "linf", "eps": 0.05}
 
+PAIR = {"name": "ensemble", "members": ["fgsm", {"name": "square", "queries": 5}]}
+
 # What a plug-in needs to be built besides its name.
 OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}} for name in ("adversarial", "alp", "mart")},
     "trades": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2, "loss": "kl"}},
     "sanity": {"threat": THREAT_SPEC},
     "flip-rate": {"perturbation": "rotate"},
+    "two-phase": {"threat": THREAT_SPEC, "share": 0.5, "attack": PAIR, "first": 1},
     "transfer": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},
     "patch-fool": {"steps": 5},
-    "ensemble": {"members": ["fgsm", {"name": "square", "queries": 5}]},
+    "ensemble": {"members": PAIR["members"]},
     **{name: {"steps": 20} for name in ("fab", "fab-t", "apgd", "apgd-ce", "apgd-dlr", "apgd-t")},
     "autoattack": {"version": "rand"},  # the other versions take thousands of Square's queries
     "square": {"queries": 100},

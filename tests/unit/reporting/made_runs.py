@@ -92,7 +92,11 @@ def measure_run(
     fooled = alive & ~survived
     clean_pictures = smooth_pictures(channels) if images is None else images[:KEEP]
     delta = np.where(alive[:KEEP, None, None, None], perturbations(channels), 0)[: len(clean_pictures)]
-    pictures = {"clean": clean_pictures, "adversarial": np.clip(clean_pictures + delta, 0, 1).astype(np.float32)}
+    pictures = {
+        "clean": clean_pictures,
+        "adversarial": np.clip(clean_pictures + delta, 0, 1).astype(np.float32),
+        "position": np.arange(len(clean_pictures)),
+    }
     common = {"index": np.arange(n), "label": truth}
     facts = {
         "clean": {**common, "correct": alive, "prediction": np.where(alive, truth, mistaken)},

@@ -120,7 +120,7 @@ def test_of_an_attacks_radii_the_largest_has_the_gallery(make_run: MakeRun) -> N
         for level in (2, 8, 4)
     ]
     about = facts.about.model_copy(update={"cases": tuple(variants), "aggregates": {}})
-    curve = replace(run, measurements=[Facts(run.files, about, Columns(run.files, about.cases))])
+    curve = replace(run, measurements=[Facts(run.files, about, Columns(run.files, about))])
     assert [gallery.label for gallery in galleries([curve])[0][1]] == ["pgd eps=8/255"]
 
 

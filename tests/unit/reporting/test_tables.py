@@ -192,7 +192,7 @@ def test_the_summary_tells_how_many_attacks_the_worst_case_is_the_worst_of(make_
     (facts,) = run.measurements
     cases = (*facts.about.cases, facts.case("pgd-20").model_copy(update={"label": "other"}))
     about = facts.about.model_copy(update={"cases": cases})
-    twice = replace(run, measurements=[Facts(run.files, about, Columns(run.files, cases))])
+    twice = replace(run, measurements=[Facts(run.files, about, Columns(run.files, about))])
     assert "26.5\u00a0% under the worst of 2 attacks." in summary(compare([twice]))
 
 
