@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def affine(x: Tensor, *, angle: float = 0.0, scale: float = 1.0, shear: float = 
     columns = (math.sin(sheared) * down + math.cos(sheared) * right) / size + width / 2
     # A pixel reaches half a pixel beyond its centre.
     inside = (rows >= -0.5) & (rows < height - 0.5) & (columns >= -0.5) & (columns < width - 0.5)
-    return _bilinear(x, rows, columns) * inside
+    return _bilinear(x, rows, columns, outside="border") * inside
 
 
 def tilt(x: Tensor, angle: float) -> Tensor:
@@ -39,8 +40,7 @@ def tilt(x: Tensor, angle: float) -> Tensor:
     source = torch.linalg.inv(tilt_matrix(height, width, angle)).to(x.device)
     moved = torch.einsum("ij,jhw->ihw", source, torch.stack([columns, rows, torch.ones_like(rows)]))
     columns, rows = moved[0] / moved[2], moved[1] / moved[2]
-    # Pixels at the border are mixed with the black outside, of which one pixel is enough.
-    return _bilinear(F.pad(x, (1, 1, 1, 1)), (rows + 1).clamp(0, height + 1), (columns + 1).clamp(0, width + 1))
+    return _bilinear(x, rows, columns, outside="zeros")
 
 
 def tilt_matrix(height: int, width: int, angle: float) -> Tensor:
@@ -66,17 +66,8 @@ def _places(x: Tensor) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The images at these places (H, W), border pixels repeated. A place on a pixel gives just that pixel."""
+def _bilinear(x: Tensor, rows: Tensor, columns: Tensor, *, outside: Literal["border", "zeros"]) -> Tensor:
+    """The images at these places (H, W). In double precision, so that a place on a pixel gives just that pixel."""
     height, width = x.shape[-2:]
-    top, left = rows.floor().long(), columns.floor().long()
-    down, right = (rows - top).to(x.dtype), (columns - left).to(x.dtype)
-    flat = x.flatten(2)
-
-    def at(row: Tensor, column: Tensor) -> Tensor:
-        place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        return flat.index_select(2, place.flatten()).view(*x.shape[:2], *rows.shape)
-
-    upper = at(top, left).lerp(at(top, left + 1), right)
-    lower = at(top + 1, left).lerp(at(top + 1, left + 1), right)
-    return upper.lerp(lower, down)
+    grid = torch.stack([2 * columns / (width - 1) - 1, 2 * rows / (height - 1) - 1], -1).expand(len(x), -1, -1, -1)
+    return F.grid_sample(x.double(), grid, padding_mode=outside, align_corners=True).to(x.dtype)
