@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -76,37 +77,28 @@ def displace(x: Tensor, field: Tensor) -> Tensor:
 def pixelate(x: Tensor, draws: Draws, factor: float) -> Tensor:
     """Pillow's box filter down to `factor` of the size, and back. Pillow stores 8 bits after each axis."""
     height, width = x.shape[-2:]
-    pixels = (x * 255).round_().mT.contiguous()  # rows are copied whole, so the columns are made rows
-    narrow = _box_means(pixels, int(width * factor)).mT.contiguous()
-    small = _box_means(narrow, int(height * factor)).div_(255)
-    tall = small.index_select(2, _nearest(small.shape[2], height).to(x.device)).mT.contiguous()
-    return tall.index_select(2, _nearest(tall.shape[2], width).to(x.device)).mT
+    rows, row_places = _boxes(height, int(height * factor))
+    columns, column_places = _boxes(width, int(width * factor))
+    rows, columns = rows.to(x), columns.to(x)
+    # Sums of whole levels are exact in any order, so that an image does not depend on what shares its batch.
+    narrow = _mean((x * 255).round_() @ columns.mT, columns.sum(1))
+    small = _mean(rows @ narrow, rows.sum(1, keepdim=True)).div_(255)
+    wide = small.gather(3, column_places.to(x.device).expand(*small.shape[:3], -1))
+    return wide.index_select(2, row_places.to(x.device))
 
 
-def _box_means(x: Tensor, side: int) -> Tensor:
-    """Fewer rows, each the mean of some, in whole levels."""
-    places, weights = (each.to(x.device) for each in _boxes(x.shape[2], side))
-    total = x.index_select(2, places[0]) * weights[0][:, None]
-    for place, weight in zip(places[1:], weights[1:], strict=True):
-        total = total.addcmul_(x.index_select(2, place), weight[:, None])
-    return total.add_(0.5).floor_()
-
-
-def _nearest(small: int, side: int) -> Tensor:
-    return ((torch.arange(side, dtype=torch.float64) + 0.5) * (small / side)).long()
+def _mean(total: Tensor, count: Tensor) -> Tensor:
+    """In whole levels."""
+    return total.add_(count / 2).div_(count).floor_()
 
 
 @lru_cache(maxsize=32)
 def _boxes(side: int, small: int) -> tuple[Tensor, Tensor]:
-    """(most, small): the pixels that each smaller one is the mean of, with their weights."""
-    scale = side / small
-    centre = (np.arange(small)[:, None] + 0.5) * scale
-    distance = (np.arange(side) - centre + 0.5) / scale
-    inside = (distance > -0.5) & (distance <= 0.5)
-    most = int(inside.sum(1).max())
-    places = np.argsort(~inside, axis=1, kind="stable")[:, :most]
-    weights = np.take_along_axis(inside, places, 1) / inside.sum(1, keepdims=True)
-    return torch.from_numpy(places.T.copy()), torch.from_numpy(weights.T.copy()).float()
+    """(small, side): 1 for the pixels that each smaller one is the mean of; (side,): the smaller one for each pixel."""
+    scale, pixels = side / small, torch.arange(side, dtype=torch.float64)
+    centre = (torch.arange(small, dtype=torch.float64)[:, None] + 0.5) * scale
+    distance = (pixels - centre + 0.5) / scale  # Pillow's arithmetic, which decides ties
+    return ((distance > -0.5) & (distance <= 0.5)).float(), ((pixels + 0.5) * (small / side)).long()
 
 
 def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
@@ -115,11 +107,24 @@ def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
 
 def jpeg(x: Tensor, quality: int) -> Tensor:
     """The image stored as JPEG by Pillow, with chroma at half the resolution, and read back."""
-    pixels = (x.detach() * 255).add_(0.5).to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
-    for image in pixels if x.shape[1] == 3 else pixels[..., 0]:
+
+    def stored(image: Image.Image) -> Image.Image:
         file = io.BytesIO()
-        Image.fromarray(image).save(file, "JPEG", quality=quality)
-        file.seek(0)
-        with Image.open(file, formats=("JPEG",)) as picture:
-            image[:] = np.asarray(picture)
-    return (torch.from_numpy(pixels).permute(0, 3, 1, 2).to(x) / 255).contiguous()
+        image.save(file, "JPEG", quality=quality)
+        # The decoder alone: Image.open would first parse the headers in Python.
+        return Image.frombytes(image.mode, image.size, file.getvalue(), "jpeg", image.mode, "")
+
+    return _by_pillow(x, stored)
+
+
+def _by_pillow(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    """Each image rounded to 8 bits and changed by Pillow, on the CPU."""
+    height, width = x.shape[-2:]
+    # Lines of red, green and blue in turn, (B, H, C, W): whole lines are copied faster than single pixels.
+    mode, layout = ("RGB", "RGB;L") if x.shape[1] == 3 else ("L", "L")
+    lines = (x.detach() * 255).add_(0.5).transpose(1, 2)
+    pixels = lines.to("cpu", torch.uint8, memory_format=torch.contiguous_format).numpy()
+    for image in pixels:
+        made = change(Image.frombytes(mode, (width, height), image, "raw", layout))
+        image[:] = np.frombuffer(made.tobytes("raw", layout), np.uint8).reshape(image.shape)
+    return torch.from_numpy(pixels).transpose(1, 2).to(x, memory_format=torch.contiguous_format).div_(255)

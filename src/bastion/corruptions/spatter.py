@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +15,6 @@ from bastion.corruptions.weather import luma
 _WATER = (175 / 255, 238 / 255, 238 / 255)  # pale turquoise
 _MUD = (63 / 255, 42 / 255, 20 / 255)
 _FAR = 20  # pixels from an edge; what is further counts as that far
-_EMBOSS = ((-2.0, -1.0, 0.0), (-1.0, 1.0, 1.0), (0.0, 1.0, 2.0))
 
 
 def spatter(
@@ -21,11 +22,11 @@ def spatter(
 ) -> Tensor:
     noise = mean + std * draws.normal("liquid", (1, *x.shape[-2:]))
     liquid = gaussian(noise, blur)
-    liquid = torch.where(liquid < threshold, torch.zeros_like(liquid), liquid)
     if mud:
         cover = gaussian((liquid > threshold).to(x.dtype), strength)
         cover = torch.where(cover < 0.8, torch.zeros_like(cover), cover)
         return x * (1 - cover) + cover * _colour(_MUD, x)
+    liquid = torch.where(liquid < threshold, torch.zeros_like(liquid), liquid)
     return splashed(x, liquid, strength)
 
 
@@ -45,13 +46,25 @@ def water(liquid: Tensor) -> Tensor:
     thickness = (liquid * 255).floor().clamp(0, 255)
     depth = distance_to(canny(thickness, 50, 150))
     depth = equalise(_box(depth).add(1e-4).floor())
-    relief = F.conv2d(_mirrored(depth), depth.new_tensor(_EMBOSS)[None, None]).clamp(0, 255)
-    light = thickness * _box(relief).add(0.5).floor()
+    light = thickness * _box(_emboss(depth)).add(0.5).floor()
     return light / light.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
 
 
 def _mirrored(x: Tensor) -> Tensor:
     return F.pad(x, (1, 1, 1, 1), mode="reflect")
+
+
+def _emboss(x: Tensor) -> Tensor:
+    """Correlation with ((-2, -1, 0), (-1, 1, 1), (0, 1, 2)), cut to 8 bits."""
+    at = _neighbours(_mirrored(x))
+    slope = at(1, 1).sub(at(-1, -1)).mul_(2).add_(at(0, 1)).sub_(at(0, -1)).add_(at(1, 0)).sub_(at(-1, 0))
+    return slope.add_(x).clamp_(0, 255)
+
+
+def _neighbours(padded: Tensor) -> Callable[[int, int], Tensor]:
+    """The neighbours (row, column) away from each pixel of an image that has a border of one pixel around it."""
+    height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
+    return lambda row, column: padded[..., 1 + row : 1 + row + height, 1 + column : 1 + column + width]
 
 
 def _box(x: Tensor) -> Tensor:
@@ -76,7 +89,7 @@ def canny(x: Tensor, low: float, high: float) -> Tensor:
     candidate = (steep > low) & _is_ridge(steep, dx, dy)
     edges = candidate & (steep > high)
     while True:  # weak ones count if they touch an edge
-        grown = (_three_by_three(F.pad(edges.float(), (1, 1, 1, 1))) > 0) & candidate
+        grown = (_three_by_three(F.pad(edges.byte(), (1, 1, 1, 1))) > 0) & candidate
         if torch.equal(grown, edges):
             return edges
         edges = grown
@@ -84,36 +97,32 @@ def canny(x: Tensor, low: float, high: float) -> Tensor:
 
 def _is_ridge(steep: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     """Steeper than both neighbours along the gradient, which is rounded to eight directions."""
-    around = F.pad(steep, (1, 1, 1, 1))
-    height, width = steep.shape[-2:]
-
-    def at(row: int, column: int) -> Tensor:
-        return around[..., 1 + row : 1 + row + height, 1 + column : 1 + column + width]
-
+    at = _neighbours(F.pad(steep, (1, 1, 1, 1)))
     tangent = 13573 / 2**15  # of 22.5 degrees, as OpenCV rounds it
     flat = dy.abs() < tangent * dx.abs()
     upright = dy.abs() > (tangent + 2) * dx.abs()
-    horizontal = (steep > at(0, -1)) & (steep >= at(0, 1))
-    vertical = (steep > at(-1, 0)) & (steep >= at(1, 0))
-    falling = (steep > at(-1, -1)) & (steep > at(1, 1))
-    rising = (steep > at(-1, 1)) & (steep > at(1, -1))
-    diagonal = torch.where(dx * dy < 0, rising, falling)
-    return torch.where(flat, horizontal, torch.where(upright, vertical, diagonal))
+    horizontal = steep > torch.maximum(at(0, -1), at(0, 1) - 1)  # of whole numbers: >= the second
+    vertical = steep > torch.maximum(at(-1, 0), at(1, 0) - 1)
+    falling = steep > torch.maximum(at(-1, -1), at(1, 1))
+    rising = steep > torch.maximum(at(-1, 1), at(1, -1))
+    opposed = dx * dy < 0
+    diagonal = (opposed & rising) | (~opposed & falling)  # torch.where is many times slower on bool
+    return (flat & horizontal) | (upright & vertical) | (~(flat | upright) & diagonal)
 
 
 def distance_to(edges: Tensor) -> Tensor:
     """Euclidean distance to the nearest edge pixel, at most 20. OpenCV's is an approximation of it to 2 %."""
-    height, width = edges.shape[-2:]
-    rows = torch.arange(height, dtype=torch.float32, device=edges.device)[:, None]
-    above = torch.where(edges, rows, -torch.inf).cummax(-2).values
-    below = torch.where(edges, rows, torch.inf).flip(-2).cummin(-2).values.flip(-2)
-    vertical = torch.minimum(rows - above, below - rows).clamp(max=_FAR)
-    squared = F.pad(vertical**2, (_FAR, _FAR), value=float(_FAR**2))
-    nearest = vertical**2
+    vertical = (~edges).to(torch.int16) * _FAR  # small integers are twice as fast as float32
+    for step in (1, 2, 4, 8, 16):  # reaches 31 rows
+        after, before = vertical[..., step:, :], vertical[..., :-step, :]
+        torch.minimum(after, before + step, out=after)
+        torch.minimum(before, after + step, out=before)
+    nearest, width = vertical**2, edges.shape[-1]
+    squared = F.pad(nearest, (_FAR, _FAR), value=_FAR**2)
     for shift in range(1, _FAR):
         left, right = (squared[..., start : start + width] for start in (_FAR - shift, _FAR + shift))
         nearest = torch.minimum(nearest, torch.minimum(left, right).add_(shift**2))
-    return nearest.sqrt().clamp_(max=_FAR)
+    return nearest.float().sqrt_()
 
 
 def equalise(x: Tensor) -> Tensor:
