@@ -27,7 +27,7 @@ import torch
 from bastion.corruptions import COMMON, EXTRA, SEVERITIES, corrupt
 
 SIZES = {32: (64, 2), 224: (8, 1)}  # side: images for bastion, for the reference
-ROUNDS = 3
+ROUNDS = 7
 RESULTS = Path(__file__).parent / "results" / "corruptions.md"
 
 # Reads {name, side, images, uint8} a line, and answers with seconds an image at each severity.

@@ -69,15 +69,15 @@ def corrupt(
     values = lookup(parameters or for_size(*x.shape[-2:]), name, severity)
     if name in ("frost", "frost_proc"):
         values = (photographs(textures) if name == "frost" else drawn(), *values)
-    step, parts = max(1, _AT_ONCE // max(1, x[:1].numel())), []
+    step, corrupted = max(1, _AT_ONCE // max(1, x[:1].numel())), torch.empty_like(x)
     for start in range(0, len(x), step):
         draws = Draws(index[start : start + step], seed, f"{name}/{severity}")
         made = _FUNCTIONS[name](x[start : start + step], draws, *values)
         if name not in _EIGHT_BITS:
             made = made.clamp(0, 1)
             made = eight_bits(made, rounded=name == "motion_blur") if truncate else made
-        parts.append(digital.jpeg(made, _JPEG85) if jpeg85 else made)
-    return torch.cat(parts) if parts else x.clone()
+        corrupted[start : start + step] = digital.jpeg(made, _JPEG85) if jpeg85 else made
+    return corrupted
 
 
 def eight_bits(x: Tensor, *, rounded: bool) -> Tensor:

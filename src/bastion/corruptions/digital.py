@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -107,24 +106,14 @@ def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
 
 def jpeg(x: Tensor, quality: int) -> Tensor:
     """The image stored as JPEG by Pillow, with chroma at half the resolution, and read back."""
-
-    def stored(image: Image.Image) -> Image.Image:
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality)
-        # The decoder alone: Image.open would first parse the headers in Python.
-        return Image.frombytes(image.mode, image.size, file.getvalue(), "jpeg", image.mode, "")
-
-    return _by_pillow(x, stored)
-
-
-def _by_pillow(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
-    """Each image rounded to 8 bits and changed by Pillow, on the CPU."""
-    height, width = x.shape[-2:]
+    size = x.shape[3], x.shape[2]
     # Lines of red, green and blue in turn, (B, H, C, W): whole lines are copied faster than single pixels.
     mode, layout = ("RGB", "RGB;L") if x.shape[1] == 3 else ("L", "L")
-    lines = (x.detach() * 255).add_(0.5).transpose(1, 2)
-    pixels = lines.to("cpu", torch.uint8, memory_format=torch.contiguous_format).numpy()
+    pixels = (x.detach() * 255).add_(0.5).to(torch.uint8).transpose(1, 2).contiguous().cpu().numpy()
     for image in pixels:
-        made = change(Image.frombytes(mode, (width, height), image, "raw", layout))
-        image[:] = np.frombuffer(made.tobytes("raw", layout), np.uint8).reshape(image.shape)
+        file = io.BytesIO()
+        Image.frombytes(mode, size, image, "raw", layout).save(file, "JPEG", quality=quality)
+        # The decoder alone: Image.open would first parse the headers in Python.
+        picture = Image.frombytes(mode, size, file.getvalue(), "jpeg", mode, "")
+        image[:] = np.frombuffer(picture.tobytes("raw", layout), np.uint8).reshape(image.shape)
     return torch.from_numpy(pixels).transpose(1, 2).to(x, memory_format=torch.contiguous_format).div_(255)

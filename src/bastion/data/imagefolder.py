@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ class FolderSplit:
         return Batch(self.index[where], pixels.float() / 255, self.labels[where])
 
     def digest(self) -> str:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         rows = self.index.tolist()
         return contents_digest(self._listing.folder, [self._listing.files[row][0] for row in rows])
 

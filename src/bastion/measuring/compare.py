@@ -193,7 +193,7 @@ def _remarks(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], 
     """What the reader must know of the examples and probes that were left out."""
     (ours, first), (theirs, other) = a, b
     said = []
-    if first.n != other.n:
+    if n < max(first.n, other.n):
         said.append(f"{ours} has {first.n} examples, {theirs} {other.n}: compared on the {n} that both have")
     rest = dict.fromkeys(label for facts in (first, other) for label in _accuracies(facts) if label not in labels)
     if rest:

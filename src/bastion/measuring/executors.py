@@ -6,6 +6,7 @@ Each stores what it has done; `done` hears of it, and `enough` says when no more
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
@@ -71,9 +72,12 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
     pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0)))
     waiting, pending, stored = deque(work.tasks), dict[Future[Column | None], Task](), 0
     try:
-        while (waiting or pending) and not work.enough():
+        while waiting or pending:
             if work.stop:
                 raise work.interrupted(stored)
+            if work.enough():  # what has begun is finished
+                waiting.clear()
+                pending = {future: task for future, task in pending.items() if not future.cancel()}
             with deaf_children():  # they start as work is handed in
                 while waiting and len(pending) < 2 * workers:
                     task = waiting.popleft()
@@ -91,7 +95,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
         # Whatever is half done is thrown away: a batch is stored whole or not at all.
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        if work.stop or pending:
+        if work.stop:
             for process in processes:
                 process.terminate()
 
@@ -183,29 +187,65 @@ class Launched:
         if self.main:
             self._store.set(name, "1")
 
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Nobody waits for a process that has failed inside."""
+        try:
+            yield
+        except BaseException:
+            self._store.set("failed", str(self.rank))
+            raise
+
+    def check_same(self, name: str, value: str) -> None:
+        """Refuse to go on if a process has another value than the main one."""
+        if self.main:
+            self._store.set(name, value)
+        self._await(name)
+        if (theirs := self._store.get(name).decode()) != value:
+            raise BastionError(
+                f"measure: process {self.rank} has another {name} than process 0 ({value} and {theirs}): another "
+                "model, other data, or another version of them"
+            )
+
     def run(self, worker: Worker, tasks: Sequence[Task], work: Work) -> None:
         """`tasks`: all there are; `work` has those that are not stored yet."""
-        still_open = {task.key: task for task in work.tasks}
+        todo = {task.key: task for task in work.tasks}
+        taken: dict[str, Task] = {}  # by any of the processes, and not heard of yet
+        first = 0
         with one_thread():
             while (number := self._store.add("next", 1) - 1) < len(tasks) and not self._enough(work):
                 if work.stop:
-                    raise work.interrupted(len(work.tasks) - len(still_open))
-                if (task := still_open.get(tasks[number].key)) is not None:
-                    self._store.set(f"right {task.key}", _packed(worker(task)))
-                self._collect(still_open, work)
-        while self.main and still_open and not self._enough(work):
-            if work.stop:
-                raise work.interrupted(len(work.tasks) - len(still_open))
-            time.sleep(POLL)
-            self._collect(still_open, work)
-
-    def _collect(self, still_open: dict[str, Task], work: Work) -> None:
-        """What any of the processes has stored since."""
+                    raise work.interrupted(len(work.tasks) - len(todo))
+                if (task := todo.get(tasks[number].key)) is not None:
+                    self._store.set(f"right {task.key}", _packed(task, worker(task)))
+                keys = [each.key for each in tasks[first : number + 1]]
+                taken, first = taken | {key: todo[key] for key in keys if key in todo}, number + 1
+                self._collect(taken, todo, work)
         if self.main:
-            for key, task in list(still_open.items()):
-                if self._store.check([f"right {key}"]):
-                    work.done(task, _unpacked(self._store.get(f"right {key}").decode()))
-                    del still_open[key]
+            self._wait_for_others(worker, todo, work)
+
+    def _wait_for_others(self, worker: Worker, todo: dict[str, Task], work: Work) -> None:
+        taken = dict(todo)
+        for looks in itertools.count(1):
+            if not todo or self._enough(work):
+                return
+            if work.stop:
+                raise work.interrupted(len(work.tasks) - len(todo))
+            self._check_failed()
+            time.sleep(POLL)
+            self._collect(taken, todo, work)
+            if looks % 50 == 0:  # a job that is not one of these processes may have stored some of it
+                still_open = {task.key for task in worker.open_tasks(todo.values())}
+                for key in todo.keys() - still_open:
+                    work.done(todo[key], worker.right(todo[key]))
+                    del todo[key], taken[key]
+
+    def _collect(self, taken: dict[str, Task], todo: dict[str, Task], work: Work) -> None:
+        """Hear of what any of the processes has stored since."""
+        for key in list(taken) if self.main else ():
+            if self._store.check([f"right {key}"]):
+                work.done(*_unpacked(taken[key], self._store.get(f"right {key}").decode()))
+                del taken[key], todo[key]
 
     def _enough(self, work: Work) -> bool:
         if self.main and work.enough():
@@ -214,12 +254,19 @@ class Launched:
 
     def _await(self, name: str) -> None:
         while not self._store.check([name]):
+            self._check_failed()
             time.sleep(POLL)
 
+    def _check_failed(self) -> None:
+        if self._store.check(["failed"]):
+            raise BastionError(f"measure: process {self._store.get('failed').decode()} of torchrun has failed")
 
-def _packed(right: Column | None) -> str:
-    return "none" if right is None else "".join("01"[int(each)] for each in right)
+
+def _packed(task: Task, right: Column | None) -> str:
+    """What was done of a task, which may be less than another process had left to do."""
+    return json.dumps([task.positions, None if right is None else right.tolist()])
 
 
-def _unpacked(text: str) -> Column | None:
-    return None if text == "none" else np.array([each == "1" for each in text])
+def _unpacked(task: Task, text: str) -> tuple[Task, Column | None]:
+    positions, right = json.loads(text)
+    return task._replace(positions=positions), None if right is None else np.array(right)

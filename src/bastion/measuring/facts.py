@@ -47,6 +47,7 @@ class MeasuredCase(_Part):
     n: int = Field(ge=1)  # examples; parts of a study
     spec: dict[str, Any]
     at: dict[str, Any] = {}  # the values of the suite's axes
+    data: dict[str, Any] = {}  # changes to the settings of the data set
     threat: MeasuredThreat | None = None
     radii: tuple[float, ...] = ()  # that its curve of accuracy is shown at
     adapted_to: int | None = None  # pixels of the images' side: positions of the model were interpolated for it
@@ -226,7 +227,7 @@ class Facts:
             for name in self.columns
             if name.rpartition("/")[0] in labels and not name.endswith(f"/{CORRECT}") and not sanity.is_check(name)
         }
-        return {name: estimate(column) for name, column in columns.items() if column.dtype.kind in "bf"}
+        return {name: self.estimate(column) for name, column in columns.items() if column.dtype.kind in "bf"}
 
     def studies(self) -> dict[str, dict[str, Column]]:
         """By label and name, each with the study's parts along its first axis."""
@@ -258,7 +259,7 @@ class Facts:
         if "distance" not in case.columns or CORRECT in case.columns:
             raise BastionError(f"curve: '{label}' does not tell the smallest distance; the probe distortion does")
         distance = self.columns[f"{label}/distance"]
-        return {radius: estimate((distance > radius) & (distance > 0)) for radius in radii}
+        return {radius: self.estimate((distance > radius) & (distance > 0)) for radius in radii}
 
     def pictures(self, label: str) -> dict[str, Column]:
         """Kept of the first examples: `position`, and whatever the probe shows."""
@@ -348,8 +349,8 @@ class Facts:
         if self.about.population is None:
             return ""
         return (
-            f"stopped after {self.n} of {self.about.population} examples in random order; intervals are of the "
-            "accuracy on all of them, and hold whenever one stops"
+            f"stopped after {self.n} of {self.about.population} examples in random order; intervals of accuracies and "
+            "worst cases are of all of them, and hold whenever one stops"
         )
 
 

@@ -68,10 +68,14 @@ class Identity:
             if self.matches(read_identity(path.parent)):
                 return path.parent
         name = storage.fingerprint([self.weights, self.data, self.modules])
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        folder = next(run.facts / each for each in names if not (run.facts / each).exists())
-        storage.write_json(folder / FILE, dataclasses.asdict(self))
-        return folder
+        for number in itertools.count(1):  # several processes may be here at once: all of them take the same one
+            folder = run.facts / (name if number == 1 else f"{name}-{number}")
+            if not (folder / FILE).is_file():
+                storage.write_json(folder / FILE, dataclasses.asdict(self))
+                return folder
+            if self.matches(read_identity(folder)):
+                return folder
+        raise AssertionError
 
 
 def read_identity(folder: Path) -> Identity:

@@ -86,16 +86,18 @@ class Limits:
     def is_set(self) -> bool:
         return self.until is not None or self._deadline is not None
 
-    def reached(self) -> bool:
-        self._reached = self._reached or self._is_narrow()
-        return self._reached or (self._deadline is not None and time.monotonic() >= self._deadline)
+    def time_is_up(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def is_narrow(self) -> bool:
+        self._reached = self._reached or self._becomes_narrow()
+        return self._reached
 
     def count(self) -> int:
         """How many examples, from the first in order, the measurement is of."""
-        self.reached()
-        return self._looked if self._reached else self.tally.complete()
+        return self._looked if self.is_narrow() else self.tally.complete()
 
-    def _is_narrow(self) -> bool:
+    def _becomes_narrow(self) -> bool:
         if self.until is None:
             return False
         complete, total = self.tally.complete(), len(self.tally.order)
@@ -104,6 +106,7 @@ class Limits:
             if following > complete:
                 return False
             self._looked = following
-            if all(each.high - each.low <= self.until for each in self.tally.intervals(following).values()):
+            widths = [each.high - each.low for each in self.tally.intervals(following).values()]
+            if widths and max(widths) <= self.until:
                 return True
         return False

@@ -25,6 +25,7 @@ from bastion.errors import BastionError
 from bastion.measuring.convert import convert
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
 from bastion.measuring.facts import (
+    PHASES,
     Facts,
     MeasuredAggregate,
     MeasuredCase,
@@ -44,8 +45,8 @@ from bastion.progress import bar
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
 from bastion.signals import stoppable
-from bastion.suite import CORRECT, Suite, load_suite
-from bastion.types import DataSet, Probe
+from bastion.suite import CORRECT, Case, Suite, load_suite
+from bastion.types import DataSet, Probe, Split
 
 # What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
@@ -87,14 +88,19 @@ def measure(
     _check_numbers({"workers": workers}, least=1)
     _check_positive({"until": until, "budget": budget})
     launched = Launched.join()
-    with launched.main_first("set up") if launched else nullcontext():
-        plan = _plan(given, shuffles=until is not None or budget is not None, launched=launched)
-    limits = Limits(plan.tally, batch_size, until=until, budget=budget)
-    done = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
-    with launched.main_first("measured") if launched else nullcontext():
-        n = limits.count() if limits.is_set else len(plan.order)
-        n = launched.agree("examples", n) if launched else n
-        return _written(plan, n, anew=done > 0, merge=launched is None or launched.main)
+    with launched.failing_together() if launched else nullcontext():
+        with launched.main_first("set up") if launched else nullcontext():
+            plan = _plan(given, shuffles=until is not None or budget is not None, launched=launched)
+        if launched:
+            launched.check_same("identity", plan.worker.job.folder.name)
+        if until is not None:
+            _check_until(until, plan.worker)
+        limits = Limits(plan.tally, batch_size, until=until, budget=budget)
+        done = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
+        with launched.main_first("measured") if launched else nullcontext():
+            n = limits.count() if limits.is_set else len(plan.order)
+            n = launched.agree("examples", n) if launched else n
+            return _written(plan, n, anew=done > 0, merge=launched is None or launched.main)
 
 
 def measure_shard(
@@ -112,12 +118,14 @@ def measure_shard(
     For jobs that know nothing of each other and write to one folder, such as those of a Slurm array. When all of them
     are done, `measure` finds everything stored. Returns how many batches of this shard, and of all, are still open.
     """
+    if Launched.join():
+        raise BastionError("shard: torchrun shares out the work already; use one of the two")
     number, count = _parse_shard(shard)
     _check_numbers({"workers": workers}, least=1)
     _check_positive({"budget": budget})
     plan = _plan(_Given(model, data, suite, **options), shuffles=False)
     tasks = plan.worker.tasks(plan.order)
-    mine = tasks[number - 1 :: count]
+    mine = [task for task in tasks if (task.case + task.batch) % count == number - 1]
     _execute(plan, mine, Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget), workers)
     return len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks))
 
@@ -193,6 +201,8 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
         check_fit(worker.network_for(case), worker.data(case))
         if worker.data(case).columns != base.columns:
             raise BastionError(f"{case.kind}.{case.base}.data: its class map is not the suite's; measure it by itself")
+        _check_same_examples(case, getattr(worker.data(case), given.split), getattr(base, given.split), n)
+    _check_aggregates(worker)
     return _Plan(given, source, run, identity, worker, order, _tally(worker, order))
 
 
@@ -218,17 +228,19 @@ def _execute(
     count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
     total, left = (sum(len(task.positions) for task in each) for each in (tasks, todo))
     done = 0
+    studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}  # that are not done yet
     silent = launched is not None and not launched.main
     with stoppable() as stop, bar(f"measuring {plan.run.name}", total, total - left, silent=silent) as advance:
 
         def report(task: Task, right: Column | None) -> None:
             nonlocal done
             done += 1
+            studies.discard(task.key)
             for case in worker.sharing(task.case):
                 plan.tally.add(case.label, task.positions, right)
             advance(len(task.positions), note=plan.tally.note(worker.cases[task.case].label))
 
-        work = Work(todo, stop, report, limits.reached)
+        work = Work(todo, stop, report, lambda: limits.time_is_up() or (not studies and limits.is_narrow()))
         if launched:
             launched.run(worker, tasks, work)
         elif count > 1:
@@ -241,10 +253,12 @@ def _execute(
 def _written(plan: _Plan, n: int, *, anew: bool, merge: bool) -> Facts:
     """The measurement of the first n examples in order."""
     worker = plan.worker
-    if n == 0 or any(worker.store(case).missing(range(worker.parts(case))) for case in worker.cases):
+    studies = [case for case in worker.cases if case.kind == "studies"]
+    unfinished = [case.label for case in studies if worker.store(case).missing(range(worker.parts(case)))]
+    if n == 0 or unfinished:
+        what = f"the study '{unfinished[0]}' was done" if unfinished else "every probe had measured a first batch"
         raise BastionError(
-            f"measure: the budget ended before all probes had measured a first batch of {worker.job.batch_size} "
-            "examples; what is done is stored: re-run the same command to go on"
+            f"measure: the budget ended before {what}; what is done is stored: re-run the same command to go on"
         )
     for case in worker.cases if merge else ():
         worker.store(case).merge()
@@ -272,6 +286,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
                 n=len(positions),
                 spec=canonical(built),
                 at=case.at,
+                data=case.data,
                 threat=MeasuredThreat(**asdict(threat)) if threat else None,
                 radii=suite.curves.get(case.base, ()),
                 adapted_to=None if worker.model_for(case) is worker.model else worker.data(case).shape[1],
@@ -357,6 +372,36 @@ def _check_numbers(given: Mapping[str, object], *, least: int | None) -> None:
         if not whole or (least is not None and value < least):  # type: ignore[operator]
             bound = "" if least is None else f" of at least {least}"
             raise BastionError(f"{name}: must be a whole number{bound}, got {value!r}")
+
+
+def _check_until(until: float, worker: Worker) -> None:
+    """An interval must be there to become narrow."""
+    if until >= 1:
+        raise BastionError(f"until: the width of an interval, such as 0.02 for two points, got {until:g}")
+    described = [set(built.facts) for built in worker.built if isinstance(built, Probe)]
+    if any(facts >= set(PHASES) for facts in described):
+        raise BastionError("until: a two-phase estimate has an interval of its own; use --limit or --budget")
+    if not any(CORRECT in facts for facts in described):
+        raise BastionError("until: no probe of this suite tells an accuracy; use --limit or --budget")
+
+
+def _check_same_examples(case: Case, own: Split, base: Split, n: int) -> None:
+    """Facts of all probes are set beside each other by position."""
+    if not (torch.equal(own.index[:n], base.index[:n]) and torch.equal(own.labels[:n], base.labels[:n])):
+        raise BastionError(
+            f"{case.kind}.{case.base}.data: its first {n} examples are not those of the suite's data in the same "
+            "order; measure it by itself"
+        )
+
+
+def _check_aggregates(worker: Worker) -> None:
+    """A column that a probe does not have is told before hours are spent, if the probe says which it has."""
+    suite = worker.job.suite
+    columns = {case.label: built.facts for case, built in zip(worker.cases, worker.built, strict=True)}
+    for name, each in suite.aggregates.items():
+        for label in suite.members(name):
+            if columns[label] and each.column not in columns[label]:
+                raise BastionError(f"aggregates.{name}: the probe '{label}' has no facts '{each.column}'")
 
 
 def _check_positive(given: Mapping[str, object]) -> None:

@@ -203,7 +203,9 @@ def _joined(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
     """Columns one below the other. A warning that a part does not mention is not given there."""
 
     def column(part: Mapping[str, Column], name: str) -> Column:
-        silent = name not in part and name.startswith(WARNING)
+        if name not in part and not name.startswith(WARNING):
+            raise BastionError(f"facts: some files lack '{name}', which others have; remove them and measure again")
+        silent = name not in part
         return np.zeros(len(part[POSITION]), bool) if silent else part[name]
 
     names = dict.fromkeys(name for part in parts for name in part)

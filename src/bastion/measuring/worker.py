@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,7 +68,8 @@ class Worker:
         self.job, self.cases, self._network = job, job.suite.cases(), model
         self._built = {} if built is None else built
         self._data: dict[str, DataSet] = {}  # by the changes of a case
-        self._adapted: dict[tuple[int, int, int], Accelerated] = {}
+        self._networks: dict[tuple[int, int, int], nn.Module] = {}  # by the shape of images
+        self._models: dict[tuple[int, int, int], Accelerated] = {}
         measured = with_columns(model, self._variant(job.suite.data))
         self.model = accelerate(measured, enabled=job.acceleration)  # once for all attacks of all probes
         self._origin = _origin(model, job)
@@ -88,17 +90,19 @@ class Worker:
 
     def network_for(self, case: Case) -> nn.Module:
         """The network as given; if the suite asks for it, adapted to images of a size that it does not take."""
-        return adapted(self._network, self.data(case).shape) if self.job.suite.adapt_size else self._network
+        shape = self.data(case).shape
+        if shape not in self._networks:
+            self._networks[shape] = adapted(self._network, shape) if self.job.suite.adapt_size else self._network
+        return self._networks[shape]
 
     def model_for(self, case: Case) -> Accelerated:
         """What attacks and probes of this case get."""
-        data = self.data(case)
-        if data.shape not in self._adapted:
-            network = self.network_for(case)
-            same = network is self._network
-            measured = self.model if same else accelerate(with_columns(network, data), enabled=self.job.acceleration)
-            self._adapted[data.shape] = measured
-        return self._adapted[data.shape]
+        data, network = self.data(case), self.network_for(case)
+        if network is self._network:
+            return self.model
+        if data.shape not in self._models:
+            self._models[data.shape] = accelerate(with_columns(network, data), enabled=self.job.acceleration)
+        return self._models[data.shape]
 
     def store(self, case: Case) -> FactStore:
         return self._stores[self.cases.index(case)]
@@ -155,6 +159,11 @@ class Worker:
             for task in tasks
         ]
         return [task for task in left if task.positions]
+
+    def right(self, task: Task) -> Column | None:
+        """What is stored of a task, as it was returned when it was done."""
+        stored = self._stores[task.case].stored([CORRECT])
+        return stored[CORRECT][np.isin(stored[POSITION], task.positions)] if CORRECT in stored else None
 
     def __call__(self, task: Task) -> Column | None:
         """Measure and store; returns what is right, if it is a probe that says so."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bastion import forward
+from bastion.corruptions import VERSION
 from bastion.corruptions.sequences import Perturbation, compares_with_first, frames
 from bastion.probes import probes
 from bastion.settings import settings
-from bastion.types import Batch, Probe
+from bastion.types import Batch, Description, Probe
 
 
 @probes.register("flip-rate")
@@ -30,6 +31,9 @@ class FlipRate(Probe):
     facts: ClassVar[Mapping[str, str]] = {
         "flip_rate": "share of frames with another prediction than the frame before; for noise, than the clean image"
     }
+
+    def describe(self) -> Description:
+        return Description(versions=(VERSION,))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         before, flips, compared = None, torch.zeros(len(batch.x), device=batch.x.device), 0

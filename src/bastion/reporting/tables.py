@@ -194,7 +194,7 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
 
 def _question(facts: Facts, *, stale: bool) -> str:
     about = facts.about
-    asked = [[case.label, case.kind, case.spec, case.at] for case in about.cases]
+    asked = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
     return storage.fingerprint([about.data, about.suite, about.population, asked, _aggregates(facts), stale])
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bastion import storage
 from bastion.measuring.identity import Identity, identify
 from bastion.models import Classifier, checkpoint
 from bastion.run import Run
@@ -192,6 +193,14 @@ def test_a_run_keeps_one_folder_for_each_model(of: Any, tmp_path: Path) -> None:
     other = Identity(one.weights, one.data, one.modules, [[-v for v in row] for row in one.logits], one.slopes)
     assert other.folder(run) == one.folder(run).with_name(f"{one.folder(run).name}-2")
     assert other.folder(run) == other.folder(run)
+
+
+def test_processes_that_start_together_take_the_same_folder(of: Any, tmp_path: Path) -> None:
+    """A folder without its file is one that another process is about to write."""
+    run, identity = Run(tmp_path), of(Shifted())
+    (tmp_path / "facts" / storage.fingerprint([identity.weights, identity.data, identity.modules])).mkdir(parents=True)
+    assert identity.folder(run) == identity.folder(run)
+    assert len(list((tmp_path / "facts").iterdir())) == 1
 
 
 def test_models_of_the_registry_are_recognised(tiny_data: DataSet) -> None:

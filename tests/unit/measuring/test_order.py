@@ -44,7 +44,7 @@ def test_a_narrow_interval_stops_at_the_first_batch_that_has_it() -> None:
     for batch in range(20):
         positions = np.sort(tally.order[50 * batch : 50 * batch + 50])
         tally.add("clean", positions, right[positions])
-        if stopped is None and limits.reached():
+        if stopped is None and limits.is_narrow():
             stopped = 50 * (batch + 1)
     widths = {n: tally.intervals(n)["clean"] for n in range(50, 1001, 50)}
     assert stopped == min(n for n, each in widths.items() if each.high - each.low <= 0.2)
@@ -89,7 +89,7 @@ def test_where_it_stops_does_not_depend_on_the_number_of_workers(ask: Any, tmp_p
 
 
 def test_a_budget_that_is_too_short_says_so_and_loses_nothing(ask: Any) -> None:
-    with pytest.raises(BastionError, match="the budget ended before all probes had measured a first batch of 8"):
+    with pytest.raises(BastionError, match="the budget ended before every probe had measured a first batch"):
         ask(budget=1e-9)
     assert ask(budget=10).n == 40
 
@@ -102,11 +102,36 @@ def test_limits_that_are_none_are_refused(ask: Any, option: dict[str, Any]) -> N
 
 def test_shards_together_are_the_whole(ask: Any, tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> None:
     options: dict[str, Any] = {"folder": tmp_path / "run", "batch_size": 8}
-    assert measure_shard(tiny_model, tiny_data, SUITE, shard="2/3", **options) == (0, 7)  # of ten batches
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="2/3", **options) == (0, 6)  # of ten batches
     assert measure_shard(tiny_model, tiny_data, SUITE, shard="1/3", **options) == (0, 3)
     assert measure_shard(tiny_model, tiny_data, SUITE, shard="3/3", **options) == (0, 0)
     whole = ask(folder=tmp_path / "whole")
     assert ask().numbers() == whole.numbers()
+
+
+def test_every_shard_has_a_share_of_every_probe(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> None:
+    measure_shard(tiny_model, tiny_data, SUITE, shard="1/2", folder=tmp_path / "run", batch_size=8)
+    stored = [path.parent for path in (tmp_path / "run" / "facts").rglob("*.safetensors")]
+    assert {stored.count(folder) for folder in set(stored)} == {2, 3}  # of five batches of two probes
+
+
+def test_a_study_is_finished_before_narrow_intervals_count(ask: Any) -> None:
+    ask(until=0.7)
+    suite = {**SUITE.resolved(), "studies": {"cost": "complexity"}}
+    facts = ask(suite=suite, until=0.7)
+    assert facts.studies()["cost"]["parameters"] == [267]
+    assert facts.n < 40
+
+
+def test_there_must_be_an_interval_to_become_narrow(ask: Any) -> None:
+    distances = {"probes": {"far": {"name": "distortion", "norm": "linf"}}}
+    with pytest.raises(BastionError, match="until: no probe of this suite tells an accuracy"):
+        ask(suite=distances, until=0.1)
+    phased = {"probes": {"a": {"name": "two-phase", "threat": {"norm": "linf", "eps": 0.1}, "share": 0.5}}}
+    with pytest.raises(BastionError, match="until: a two-phase estimate has an interval of its own"):
+        ask(suite=phased, until=0.1)
+    with pytest.raises(BastionError, match="until: the width of an interval, such as 0.02 for two points, got 2"):
+        ask(until=2)
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/2/3"])

@@ -194,6 +194,22 @@ def test_an_aggregate_of_what_says_no_right_and_wrong_is_told(ask: Any) -> None:
         ask(suite=suite | {"aggregates": {"w": {"worst": ["far"]}}}, limit=4)
 
 
+def test_a_column_that_no_probe_has_is_told_before_anything_is_measured(ask: Any, measured: list[Any]) -> None:
+    suite = {"probes": {"a": "accuracy"}, "aggregates": {"m": {"mean": ["a"], "column": "entropy"}}}
+    with pytest.raises(BastionError, match="aggregates.m: the probe 'a' has no facts 'entropy'"):
+        ask(suite=suite)
+    assert measured == []
+
+
+def test_probes_on_other_examples_are_not_set_beside_each_other(
+    ask: Any, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backwards = dataclasses.replace(tiny_data, test=tiny_data.test.subset(range(39, -1, -1)))
+    monkeypatch.setattr(Worker, "data", lambda self, case: backwards if case.label == "pgd" else tiny_data)
+    with pytest.raises(BastionError, match="probes.pgd.data: its first 40 examples are not those of the suite's data"):
+        ask()
+
+
 def test_acceleration_can_be_switched_off_and_is_told(ask: Any, tmp_path: Path) -> None:
     on, off = ask(), ask(acceleration=False, folder=tmp_path / "plain")
     assert np.mean(on.correct("pgd") == off.correct("pgd")) >= 0.95
