@@ -205,6 +205,11 @@ class Facts:
         survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
         return two_phase(survived, sampled, lost)
 
+    def phased_column(self, label: str) -> Column:
+        """(n,) whose mean is the two-phase estimate: each lost example stands for the survivors not sampled too."""
+        survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
+        return np.asarray(survived - lost * (survived.sum() / max(sampled.sum(), 1)))
+
     def two_phases(self) -> dict[str, TwoPhase]:
         """Of every probe that has such an estimate."""
         found = [label for label in self.labels if all(f"{label}/{name}" in self.columns for name in PHASES)]

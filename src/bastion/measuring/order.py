@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bastion.measuring.intervals import Estimate
+from bastion.measuring.intervals import Estimate, wilson
 from bastion.measuring.sampling import confidence_sequence
 from bastion.measuring.store import Column
 
@@ -58,8 +58,8 @@ class Tally:
         """For a progress bar: how a case stands."""
         if label not in self._right:
             return label
-        right, known = int(self._right[label].sum()), int(self._known[label].sum())
-        return f"{label} {right}/{known} = {100 * right / known:.1f} %"
+        now = wilson(int(self._right[label].sum()), int(self._known[label].sum()))
+        return f"{label} {100 * now.value:.1f} % [{100 * now.low:.1f}, {100 * now.high:.1f}]"
 
     def intervals(self, n: int) -> dict[str, Estimate]:
         """Of the accuracies on all examples, after the first n: valid whenever one stops."""

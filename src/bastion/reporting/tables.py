@@ -231,6 +231,7 @@ def headline(facts: Facts) -> dict[str, Estimate]:
     cases = {case.label: case for case in facts.about.cases}
     many |= {name for name, each in facts.about.aggregates.items() if is_one_corruption(each.members, cases)}
     numbers = {label: each for label, each in facts.accuracies().items() if label not in many}
+    numbers |= {label: each.population for label, each in facts.two_phases().items()}
     if len(corrupted) > 1 and not _has_mean(facts, corrupted):
         numbers[CORRUPTIONS] = estimate(corruption_mean(facts))
     return numbers
@@ -249,6 +250,8 @@ def per_example(facts: Facts, label: str) -> Column:
     """(n,): what a number of the headline is the mean of."""
     if label in facts.about.aggregates:
         return facts.aggregate_column(label)
+    if label in facts.two_phases():
+        return facts.phased_column(label)
     return facts.correct(label) if label in facts.labels else corruption_mean(facts)
 
 
