@@ -57,7 +57,7 @@ STRANGER = "pyautoattack/resnet18"
 # What is beside bastion, and how its results are called.
 OTHERS = {"reference": "", "torchattacks": "torchattacks-", "same-draws": "same-draws-"}
 CHUNK = 100
-BLOCK = 256  # of the whole: what survives of it is asked about together, and fills a batch better than that of 64
+BLOCK = 256  # of the whole: what survives of it shares batches, which larger ones fill better
 COSTS = ("seconds", "forwards", "backwards")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bastion import storage
@@ -118,7 +119,7 @@ def measure_shard(
     For jobs that know nothing of each other and write to one folder, such as those of a Slurm array. When all of them
     are done, `measure` finds everything stored. Returns how many batches of this shard, and of all, are still open.
     """
-    if Launched.join():
+    if dist.is_torchelastic_launched():
         raise BastionError("shard: torchrun shares out the work already; use one of the two")
     number, count = _parse_shard(shard)
     _check_numbers({"workers": workers}, least=1)
