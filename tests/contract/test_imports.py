@@ -31,6 +31,7 @@ ROOTS = {
     "journal",
     "threat",
     "attention",
+    "patches",
     "corruptions",
 }
 # room -> the rooms it may import besides ROOTS and itself

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,8 @@ from bastion.attacks import attacks
 from bastion.attacks.losses import LOSSES, LossName, ce
 from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
-from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad
+from bastion.forward import Best, check_batch, evaluate, loss_and_grad
+from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Threat, length
 from bastion.types import Attack, Batch, Tapped
@@ -30,6 +30,7 @@ SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Pa
 class PatchPGD(Attack):
     """PGD (Madry et al. 2018) on chosen patches; the threat bounds the pixels inside, linf 1 leaves them free."""
 
+    version = 2
     patches: AtLeastOne = 1
     share: Share | None = None  # of all patches, instead of a number of them
     size: AtLeastOne = 8  # side of a patch in pixels
@@ -56,129 +57,89 @@ class PatchPGD(Attack):
         return best.x
 
 
-@attacks.register("patch-noise")
 @settings
-class PatchNoise(Attack):
-    """Noise added to chosen patches (RSPC, Fig. 1), here uniform in the threat; the worst of `draws` is kept."""
+class FilledPatches(Attack):
+    """Chosen patches are filled with something random; the worst of `draws` is kept, the image itself among them."""
 
-    patches: AtLeastOne = 1
-    size: AtLeastOne = 8
+    name: ClassVar[str]
+    size: AtLeastOne = 8  # side of a patch in pixels
     choose: Choice = "random"
     draws: AtLeastOne = 1  # random patches are drawn anew for each
     loss: LossName = "ce"
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        model, batch = check_batch(model, batch, "patch-noise")
-        x0 = batch.x
-        grid = Grid.of(x0, self.size)
-        draws = masks(model, batch, grid, self.choose, self.patches, seed=seed, where="patch-noise", times=self.draws)
-        candidates = (
-            random_patch(threat, x0, mask, batch.index, seed=seed, draw=rng.key("patch-noise", number))
-            for number, mask in enumerate(draws)
-        )
-        return _worst(model, batch, candidates, LOSSES[self.loss])
+        where = self.name
+        model, batch = check_batch(model, batch, where)
+        grid, best, loss = Grid.of(batch.x, self.size), Best(batch.x), LOSSES[self.loss]
+        best.offer(batch.x, *evaluate(model, batch, loss))
+        count = self.count(grid)
+        draws = masks(model, batch, grid, self.choose, count, seed=seed, where=where, times=self.draws)
+        for number, mask in enumerate(draws):
+            filled = self.fill(batch.x, batch.index, mask, threat, seed=seed, draw=rng.key(where, number))
+            x = threat.project(batch.x, torch.where(mask, filled, batch.x))
+            best.offer(x, *evaluate(model, batch.at(x), loss))
+        return best.x
+
+    def count(self, grid: Grid) -> int:
+        """So many patches are filled."""
+        raise NotImplementedError
+
+    def fill(self, x0: Tensor, index: Tensor, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
+        """What the pixels of the mask become."""
+        raise NotImplementedError
+
+
+@attacks.register("patch-noise")
+@settings
+class PatchNoise(FilledPatches):
+    """Noise added to chosen patches (RSPC, Fig. 1), here uniform in the threat; the worst of `draws` is kept."""
+
+    name = "patch-noise"
+    patches: AtLeastOne = 1
+
+    def count(self, grid: Grid) -> int:
+        return self.patches
+
+    def fill(self, x0: Tensor, index: Tensor, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
+        return random_patch(threat, x0, mask, index, seed=seed, draw=draw)
+
+
+@settings
+class SharePatches(FilledPatches):
+    """A share of the patches; linf 1 leaves what fills them as it is, smaller threats bring it into their set."""
+
+    version = 2
+    share: Share = 0.1  # of the patches, ρ in RSPC
+
+    def count(self, grid: Grid) -> int:
+        return grid.share(self.share)
 
 
 @attacks.register("patch-occlusion")
 @settings
-class PatchOcclusion(Attack):
-    """Eq. 1 of RSPC: a share of the patches is replaced by uniform noise; the worst of `draws` is kept.
+class PatchOcclusion(SharePatches):
+    """Eq. 1 of RSPC: a share of the patches is replaced by uniform noise; the worst of `draws` is kept."""
 
-    The noise is uniform in [0, 1] and brought into the threat's set; linf 1 leaves it as it is.
-    """
+    name = "patch-occlusion"
 
-    share: Share = 0.1  # of the patches, ρ in the paper; at least one patch
-    size: AtLeastOne = 8
-    choose: Choice = "random"
-    draws: AtLeastOne = 1  # random patches are drawn anew for each
-    loss: LossName = "ce"
-
-    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        model, batch = check_batch(model, batch, "patch-occlusion")
-        x0 = batch.x
-        grid = Grid.of(x0, self.size)
-        count = grid.share(self.share)
-        draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-occlusion", times=self.draws)
-        candidates = (
-            threat.project(x0, torch.where(mask, _noise(x0, batch.index, seed, number), x0))
-            for number, mask in enumerate(draws)
-        )
-        return _worst(model, batch, candidates, LOSSES[self.loss])
+    def fill(self, x0: Tensor, index: Tensor, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
+        return rng.uniform(seed, index, draw, x0.shape[1:], dtype=x0.dtype)
 
 
 @attacks.register("patch-gaussian")
 @settings
-class PatchGaussian(Attack):
+class PatchGaussian(SharePatches):
     """Gaussian noise added to a share of the patches and clipped (Fig. 1 of RSPC); the worst of `draws` is kept.
 
-    The default is the strongest noise of ImageNet-C. It is brought into the threat's set; linf 1 leaves it as it is.
+    The default is the strongest noise of ImageNet-C.
     """
 
+    name = "patch-gaussian"
     sigma: Positive = 0.38
-    share: Share = 0.1  # of the patches; at least one patch
-    size: AtLeastOne = 8
-    choose: Choice = "random"
-    draws: AtLeastOne = 1  # random patches are drawn anew for each
-    loss: LossName = "ce"
 
-    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-        model, batch = check_batch(model, batch, "patch-gaussian")
-        x0 = batch.x
-        grid = Grid.of(x0, self.size)
-        count = grid.share(self.share)
-        draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-gaussian", times=self.draws)
-
-        def noisy(number: int) -> Tensor:
-            draw = rng.key("patch-gaussian", number)
-            noise = rng.normal(seed, batch.index, draw, x0.shape[1:], dtype=x0.dtype)
-            return (x0 + self.sigma * noise).clamp(0, 1)
-
-        candidates = (threat.project(x0, torch.where(mask, noisy(number), x0)) for number, mask in enumerate(draws))
-        return _worst(model, batch, candidates, LOSSES[self.loss])
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The patches of an image, numbered row by row; those at the right and the bottom edge may be cut off."""
-
-    height: int
-    width: int
-    size: int
-
-    @classmethod
-    def of(cls, x: Tensor, size: int) -> Grid:
-        height, width = x.shape[2:]
-        if size > max(height, width):
-            raise BastionError(f"patches of {size}×{size} pixels are larger than the image of {height}×{width}")
-        return cls(height, width, size)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return -(-self.height // self.size), -(-self.width // self.size)
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-    def share(self, share: float) -> int:
-        """So many patches are this share of all, at least one."""
-        return max(1, round(share * self.count))
-
-    def numbers(self, device: torch.device) -> Tensor:
-        """(H, W) the patch that each pixel belongs to."""
-        rows = torch.arange(self.height, device=device) // self.size
-        columns = torch.arange(self.width, device=device) // self.size
-        return rows[:, None] * self.shape[1] + columns
-
-    def sums(self, pixels: Tensor) -> Tensor:
-        """(B, count) of (B, H, W)."""
-        sums = pixels.new_zeros(len(pixels), self.count)
-        return sums.index_add_(1, self.numbers(pixels.device).flatten(), pixels.flatten(1))
-
-    def mask(self, chosen: Tensor) -> Tensor:
-        """(B, 1, H, W) bool: the pixels of the patches whose numbers (B, n) are given."""
-        picked = torch.zeros(len(chosen), self.count, dtype=torch.bool, device=chosen.device)
-        return picked.scatter(1, chosen, True)[:, self.numbers(chosen.device)][:, None]
+    def fill(self, x0: Tensor, index: Tensor, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
+        noise = rng.normal(seed, index, draw, x0.shape[1:], dtype=x0.dtype)
+        return (x0 + self.sigma * noise).clamp(0, 1)
 
 
 def choose_patches(
@@ -200,12 +161,12 @@ def choose_patches(
             f"{grid.height}×{grid.width} has {grid.count}; ask for fewer or smaller ones"
         )
     if how == "random":
-        scores = rng.uniform(seed, batch.index, draw, (grid.count,), dtype=torch.float64)
-    elif how == "gradient":
+        return grid.random(batch.index, count, seed=seed, draw=draw)
+    if how == "gradient":
         scores = grid.sums(loss_and_grad(model, batch, ce)[2].abs().sum(1))
     else:
         scores = _attention_scores(model, batch, grid, block, where)
-    return scores.argsort(stable=True, dim=1, descending=True)[:, :count]
+    return grid.highest(scores, count)
 
 
 def masks(
@@ -263,19 +224,6 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
     if not maps:
         raise BastionError(f"{where}: no block of the model attends over all tokens of the image; take another attack")
     return logits, maps
-
-
-def _noise(x0: Tensor, index: Tensor, seed: int, number: int) -> Tensor:
-    return rng.uniform(seed, index, rng.key("patch-occlusion", number), x0.shape[1:], dtype=x0.dtype)
-
-
-def _worst(model: nn.Module, batch: Batch, candidates: Iterable[Tensor], loss: Loss) -> Tensor:
-    """What is worst for the model, the image itself among them."""
-    best = Best(batch.x)
-    best.offer(batch.x, *evaluate(model, batch, loss))
-    for x in candidates:
-        best.offer(x, *evaluate(model, batch.at(x), loss))
-    return best.x
 
 
 def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, where: str) -> Tensor:

@@ -14,13 +14,13 @@ from bastion.attacks.losses import ce
 from bastion.attacks.patch import (
     SELECTING_BLOCK,
     Choice,
-    Grid,
     choose_patches,
     patch_attention,
     random_patch,
 )
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, input_gradient, misclassified, record_zero_grad
+from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from bastion import forward, journal, rng
 from bastion.attacks import attacks
 from bastion.attacks.losses import LOSSES, LossName
-from bastion.attacks.patch import Grid
 from bastion.attacks.pgd import accumulated
 from bastion.attention import AttentionMode
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, input_gradient, precise, record_zero_grad
+from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
 from bastion.threat import Threat
 from bastion.types import Attack, Batch, Tapped

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from bastion import BastionError, Threat, rng
 from bastion.attacks.losses import ce
-from bastion.attacks.patch import Grid, patch_attention, random_patch
+from bastion.attacks.patch import patch_attention, random_patch
 from bastion.attacks.patchfool import Canvas, PatchFool, attention_paid, early, merged, misled, without_conflict
 from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
+from bastion.patches import Grid
 from bastion.types import Batch
 
 FREE = Threat("linf", 1.0)

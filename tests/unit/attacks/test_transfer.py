@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import bastion
 from bastion import BastionError, Threat
 from bastion.attacks.losses import ce, margin
-from bastion.attacks.patch import Grid
 from bastion.attacks.pgd import PGD
 from bastion.attacks.transfer import (
     Transferable,
@@ -29,6 +28,7 @@ from bastion.attacks.transfer import (
 )
 from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
+from bastion.patches import Grid
 from bastion.probes import probes
 from bastion.probes.adversarial import Adversarial
 from bastion.probes.transfer import Transfer
