@@ -238,7 +238,8 @@ class Description:
 class Probe:
     """Maps a batch to facts, each with one row per example. Subclasses are frozen dataclasses of their settings.
 
-    (B,) tensors are facts; tensors with more dimensions are pictures, kept for the first few examples only.
+    (B,) tensors are facts, and so are those with more dimensions that `facts` names, such as one value per block: keep
+    them small. Other tensors with more dimensions are pictures, kept for the first few examples only.
     """
 
     role: ClassVar[Role] = "analysis"

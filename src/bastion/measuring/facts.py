@@ -98,6 +98,7 @@ class Measurement(_Part):
     published: Published | None = None
     origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
     parameters: int | None = None  # of the model; None: measured before they were counted
+    blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
     summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
     doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
 
@@ -225,14 +226,18 @@ class Facts:
         return self.accuracies() | phased | self.errors()
 
     def estimates(self) -> dict[str, Estimate]:
-        """Every other column of yes and no or of real numbers; sanity checks and studies aside."""
+        """Every other column of one yes or no or real number per example; sanity checks and studies aside."""
         labels = {case.label for case in self.about.cases if case.kind == "probes"}
         columns = {
             name: self.columns[name]
             for name in self.columns
             if name.rpartition("/")[0] in labels and not name.endswith(f"/{CORRECT}") and not sanity.is_check(name)
         }
-        return {name: self.estimate(column) for name, column in columns.items() if column.dtype.kind in "bf"}
+        return {
+            name: self.estimate(column)
+            for name, column in columns.items()
+            if column.dtype.kind in "bf" and column.ndim == 1
+        }
 
     def studies(self) -> dict[str, dict[str, Column]]:
         """By label and name, each with the study's parts along its first axis."""

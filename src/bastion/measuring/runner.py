@@ -47,7 +47,7 @@ from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
 from bastion.signals import stoppable
 from bastion.suite import CORRECT, Case, Suite, load_suite
-from bastion.types import DataSet, Probe, Split
+from bastion.types import DataSet, Probe, Split, Tapped
 
 # What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
@@ -302,6 +302,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
         model=name_of(plan.source),
         weights=plan.identity.weights,
         parameters=parameters(worker.model.given),
+        blocks=_block_names(worker.model.given),
         data=plan.identity.data,
         classes=worker.data(worker.cases[0]).classes,
         suite=Path(given).stem if isinstance(given, str | Path) else "custom",
@@ -315,6 +316,13 @@ def _about(plan: _Plan, n: int) -> Measurement:
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
     )
+
+
+def _block_names(model: nn.Module) -> tuple[str, ...]:
+    try:
+        return tuple(block.name for block in model.blocks()) if isinstance(model, Tapped) else ()
+    except BastionError:  # the family does not declare them
+        return ()
 
 
 def _devices(source: nn.Module | Path) -> tuple[str, ...]:

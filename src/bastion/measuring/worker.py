@@ -200,8 +200,8 @@ class Worker:
                     f"probe '{case.label}': '{name}' has shape {tuple(column.shape)} for {len(positions)} examples"
                 )
         shown = [row for row, position in enumerate(positions) if position in self.job.pictured]
-        facts = {name: column for name, column in answer.items() if column.ndim == 1}
-        pictures = {name: column[shown] for name, column in answer.items() if column.ndim > 1 and shown}
+        facts = {name: column for name, column in answer.items() if column.ndim == 1 or name in probe.facts}
+        pictures = {name: column[shown] for name, column in answer.items() if name not in facts and shown}
         if pictures:
             pictures[POSITION] = torch.tensor(positions)[shown]
         return {"index": batch.index, "label": batch.y, **facts}, pictures

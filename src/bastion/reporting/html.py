@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from bastion import recipe_yaml, storage
 from bastion.measuring.facts import Facts, MeasuredCase, Measurement, mixture
-from bastion.reporting import plots, svg, tables, wording
+from bastion.reporting import figures, plots, svg, tables, wording
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
@@ -40,6 +40,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
         "distances": _with_any(comparisons, _distances),
         "corruptions": _with_any(comparisons, lambda each, _: heat_maps(each)),
         "resolution": _with_any(comparisons, _resolution),
+        "analysis": _with_any(comparisons, lambda each, position: figures.draw(each, f"analysis-{position}")),
         "classes": _classes(comparisons),
         "pictures": galleries(runs),
         "training": training_panels(runs),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import QUICK
+from tests.vits import small_vit
 from torch import Tensor, nn
 
 from bastion import BastionError, storage
@@ -28,7 +29,7 @@ from bastion.probes.accuracy import Accuracy
 from bastion.run import open_run
 from bastion.suite import Suite
 from bastion.training.trainer import train
-from bastion.types import DataSet
+from bastion.types import Batch, DataSet
 
 SUITE = Suite.model_validate(
     {
@@ -72,6 +73,26 @@ def test_the_worst_case_is_taken_example_by_example(ask: Any) -> None:
     assert accuracies["worst case"].value == (facts.correct("clean") & facts.correct("pgd")).mean()
     assert accuracies["clean"].n == 40
     assert "n = 40" in facts.table()
+
+
+def test_a_fact_may_have_several_values_per_example(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the probe names it; what it does not name is a picture, kept of the first examples alone."""
+
+    def answer(self: Accuracy, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        pairs = torch.stack([batch.index, -batch.index], 1).float()
+        return {"pairs": pairs, "shown": pairs.clone()}
+
+    monkeypatch.setattr(Accuracy, "__call__", answer)
+    monkeypatch.setattr(Accuracy, "facts", {"pairs": "a number and its opposite"})
+    facts = ask(suite={"probes": {"clean": "accuracy"}}, keep=3)
+    assert np.array_equal(facts.columns["clean/pairs"], np.stack([np.arange(40), -np.arange(40)], 1))
+    assert "clean/shown" not in facts.columns and len(facts.pictures("clean")["shown"]) == 3
+    assert facts.estimates() == {}  # a mean of several values says nothing
+
+
+def test_a_measurement_names_the_blocks_of_its_model(ask: Any) -> None:
+    facts = ask(model=small_vit(size=8).float(), limit=2)
+    assert facts.about.blocks == ("blocks.0", "blocks.1", "blocks.2")
 
 
 def _files(folder: Path) -> dict[str, int]:
