@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -16,7 +15,7 @@ from bastion.attacks.losses import LOSSES, LossName, ce
 from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, loss_and_grad
-from bastion.patches import Grid
+from bastion.patches import Grid, token_grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Threat, length
 from bastion.types import Attack, Batch, Tapped
@@ -236,10 +235,6 @@ def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, wh
 
 
 def _on_the_image(attention: Tensor, x: Tensor) -> Tensor:
-    """(B, queries, rows, columns) of (B, queries, tokens): the largest grid of the image's proportions that fits."""
-    height, width = x.shape[2] // math.gcd(*x.shape[2:]), x.shape[3] // math.gcd(*x.shape[2:])
-    side = math.isqrt(attention.shape[2] // (height * width))
-    rows, columns = side * height, side * width
-    if not rows:
-        raise BastionError(f"attention over {attention.shape[2]} tokens: no grid of a {x.shape[2]}×{x.shape[3]} image")
+    """(B, queries, rows, columns) of (B, queries, tokens)."""
+    rows, columns = token_grid(attention.shape[2], *x.shape[2:])
     return attention[:, :, attention.shape[2] - rows * columns :].reshape(*attention.shape[:2], rows, columns)
