@@ -19,7 +19,7 @@ from bastion.forward import Best, check_batch, evaluate, loss_and_grad
 from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Threat, length
-from bastion.types import Attack, Batch, Tapped
+from bastion.types import Attack, Batch, Tapped, Taps
 
 Choice = Literal["gradient", "random", "attention"]
 SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Patch-Fool
@@ -221,19 +221,7 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
     Rows and columns are those of the image's tokens; class and register tokens, which come first, are left out.
     Blocks that do not attend over all the tokens they put out (windows, channels) are passed over.
     """
-    if not isinstance(model, Tapped):
-        raise BastionError(
-            f"{where}: needs the attention maps of the model, and {type(model).__name__} does not show any; "
-            "give a bastion Classifier with attention"
-        )
-    try:
-        with model.tap("attention", "blocks") as taps:
-            logits = forward.logits(model, x)
-    except BastionError as error:
-        raise BastionError(
-            f"{where}: needs the attention maps of the model; {error}; take another attack, or leave the probe out of "
-            "the suite (--set probes.LABEL=null)"
-        ) from error
+    logits, taps = attention_taps(model, x, where)
     maps = [
         on_the_image(attention.mean(1), x)
         for name, attention in taps.attention.items()
@@ -242,6 +230,23 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
     if not maps:
         raise BastionError(f"{where}: no block of the model attends over all tokens of the image; take another attack")
     return logits, maps
+
+
+def attention_taps(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, Taps]:
+    """Logits, and the attention maps and outputs of the model's blocks, in the graph."""
+    if not isinstance(model, Tapped):
+        raise BastionError(
+            f"{where}: needs the attention maps of the model, and {type(model).__name__} does not show any; "
+            "give a bastion Classifier with attention"
+        )
+    try:
+        with model.tap("attention", "blocks") as taps:
+            return forward.logits(model, x), taps
+    except BastionError as error:
+        raise BastionError(
+            f"{where}: needs the attention maps of the model; {error}; leave the probe out of the suite (--set "
+            "probes.LABEL=null)"
+        ) from error
 
 
 def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, where: str) -> Tensor:
@@ -254,7 +259,7 @@ def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, wh
 
 
 def on_the_image(attention: Tensor, x: Tensor) -> Tensor:
-    """(B, queries, rows, columns) of (B, queries, tokens): class and register tokens, which come first, are left out."""
+    """(B, queries, rows, columns) of (B, queries, tokens), without class and register tokens, which come first."""
     rows, columns = token_grid(attention.shape[2], x)
     return attention[:, :, attention.shape[2] - rows * columns :].reshape(*attention.shape[:2], rows, columns)
 
