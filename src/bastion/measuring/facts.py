@@ -279,6 +279,10 @@ class Facts:
         case = self.case(label)
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
+    def rows(self, label: str, positions: Column) -> Column:
+        """Where examples are in the columns: not at their positions in the split, if the measurement stopped early."""
+        return np.searchsorted(self.about.positions(self.case(label)), positions)
+
     @property
     def checks(self) -> int:
         """How many sanity checks were made."""
