@@ -30,7 +30,8 @@ class Tile:
 class Kept:
     """What was kept of the same examples in every row of a comparison."""
 
-    positions: Column
+    positions: Column  # in the split
+    places: Column  # in the columns of facts
     rows: list[dict[str, Column]]  # one a row of the comparison, by name: one picture an example
     truths: list[str]
 
@@ -48,8 +49,16 @@ def kept(comparison: Comparison, case: MeasuredCase, count: int) -> Kept:
         for row in rows
     ]  # fmt: skip
     facts = comparison.rows[0].facts
-    labels = facts.columns[f"{case.label}/label"][positions]
-    return Kept(positions, chosen, [class_name(facts.about.classes, label) for label in labels])
+    places = facts.rows(case.label, positions)
+    labels = facts.columns[f"{case.label}/label"][places]
+    return Kept(positions, places, chosen, [class_name(facts.about.classes, label) for label in labels])
+
+
+def first_images(comparison: Comparison, case: MeasuredCase, count: int) -> list[str]:
+    """Names of the first examples in the columns of facts: `cat (image 0)`."""
+    facts = comparison.rows[0].facts
+    shown = zip(facts.about.positions(case), facts.columns[f"{case.label}/label"][:count], strict=False)
+    return [f"{class_name(facts.about.classes, label)} (image {position})" for position, label in shown]
 
 
 def mark(run: ReportedRun) -> Markup:

@@ -100,18 +100,16 @@ def _table(comparison: Comparison, case: MeasuredCase) -> Table:
 def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
     """Fig. 4, last column: single images under many masks."""
     masks = _column(comparison.rows[0], case, "similarity_by_mask").shape[1]
-    first = strips.kept(comparison, case, EXAMPLES)
-    if masks < MANY or not len(first.positions):
+    if masks < MANY:
         return []
     panels = []
-    for number, (position, truth) in enumerate(zip(first.positions, first.truths, strict=True)):
+    for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
         shown = [
             Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
             for row in comparison.rows
-            for values in [_column(row, case, "similarity_by_mask")[position]]
+            for values in [_column(row, case, "similarity_by_mask")[place]]
         ]
-        title = f"{truth} (image {position}): masks"
-        panels.append(histogram(shown, title, "cosine similarity of attention", f"{key}-{number}"))
+        panels.append(histogram(shown, f"{name}: masks", "cosine similarity of attention", f"{key}-{place}"))
     caption = "Mean over heads and layers; dashed lines are means over the masks, triangles the lowest."
     return [Figure(f"{case.label}: one image under {masks} masks", panels, caption)]
 
@@ -126,8 +124,8 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
             if "attention_clean" not in pictures:
                 silent.append(row.name)
                 continue
-            position = first.positions[number]
-            by_layer = np.nanmean(_column(row, case, "similarity_by_head")[position], axis=1)
+            position, place = first.positions[number], first.places[number]
+            by_layer = np.nanmean(_column(row, case, "similarity_by_head")[place], axis=1)
             title = Markup("{} {}: {} (image {})").format(strips.mark(row.run), row.name, truth, position)
             panels.append(_maps(pictures, by_layer, title, f"Attention of {row.name} on image {position}"))
     if not panels:

@@ -117,19 +117,17 @@ def _table(comparison: Comparison, cases: Sequence[MeasuredCase]) -> Table:
 
 def _confidences(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
     """Of the first images, each under many masks."""
-    first = strips.kept(comparison, case, EXAMPLES)
     panels = []
-    for number, (position, truth) in enumerate(zip(first.positions, first.truths, strict=True)):
+    for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
         shown = [
             Histogram(
                 row.run.mark,
-                _column(row, case, "confidence_by_mask")[position].astype(np.float64),
-                float(_column(row, case, "clean_confidence")[position]),
+                _column(row, case, "confidence_by_mask")[place].astype(np.float64),
+                float(_column(row, case, "clean_confidence")[place]),
             )
             for row in comparison.rows
         ]
-        title = f"{truth} (image {position}): masks"
-        panels.append(histogram(shown, title, "probability of the true class", f"{key}-{number}"))
+        panels.append(histogram(shown, f"{name}: masks", "probability of the true class", f"{key}-{place}"))
     return Figure(
         f"{case.label}: one image under {_masks(comparison.rows[0], case)} masks",
         panels,
@@ -154,9 +152,9 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
                 strips.photograph(
                     first.rows[0][name][number],
                     f"Image of {truth}, {name}",
-                    strips.percentages(comparison, [column[position] for column in confidences]),
+                    strips.percentages(comparison, [column[place] for column in confidences]),
                 )
-                for number, (position, truth) in enumerate(zip(first.positions, first.truths, strict=True))
+                for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
             ],
         )
         for name, confidences in columns.items()

@@ -102,12 +102,12 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
                     strips.photograph(
                         pictures[change][number],
                         f"Image of {truth}, {names[change]}",
-                        f"{percent(float(confidences[change][position]))} %",
+                        f"{percent(float(confidences[change][place]))} %",
                     )
                     for change in CHANGES
                 ],
             )
-            for number, (position, truth) in enumerate(zip(first.positions, first.truths, strict=True))
+            for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
         ]
         title = Markup("{} {}").format(strips.mark(row.run), row.name)
         panels.append(strips.table(list(names.values()), rows, title, f"{case.label}, pictures of {row.name}"))
