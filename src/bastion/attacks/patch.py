@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -16,7 +15,7 @@ from bastion.attacks.losses import LOSSES, LossName, ce
 from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, loss_and_grad
-from bastion.patches import Grid
+from bastion.patches import Grid, token_grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Threat, length
 from bastion.types import Attack, Batch, Tapped, Taps
@@ -260,14 +259,5 @@ def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, wh
 
 def on_the_image(attention: Tensor, x: Tensor) -> Tensor:
     """(B, queries, rows, columns) of (B, queries, tokens), without class and register tokens, which come first."""
-    rows, columns = token_grid(attention.shape[2], x)
+    rows, columns = token_grid(attention.shape[2], *x.shape[2:])
     return attention[:, :, attention.shape[2] - rows * columns :].reshape(*attention.shape[:2], rows, columns)
-
-
-def token_grid(tokens: int, x: Tensor) -> tuple[int, int]:
-    """Rows and columns of the largest grid of the image's proportions that so many tokens fill."""
-    height, width = x.shape[2] // math.gcd(*x.shape[2:]), x.shape[3] // math.gcd(*x.shape[2:])
-    side = math.isqrt(tokens // (height * width))
-    if not side:
-        raise BastionError(f"attention over {tokens} tokens: no grid of a {x.shape[2]}×{x.shape[3]} image")
-    return side * height, side * width

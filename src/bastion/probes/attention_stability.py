@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from bastion import journal
 from bastion.acceleration import accelerate
-from bastion.attacks.patch import attention_taps, on_the_image, token_grid
+from bastion.attacks.patch import attention_taps, on_the_image
 from bastion.errors import BastionError
 from bastion.forward import check_batch
+from bastion.patches import token_grid
 from bastion.probes import probes
 from bastion.probes.occluded import OccludedProbe
 from bastion.settings import settings
@@ -113,7 +114,7 @@ def centre_attention(maps: Iterable[Tensor], x: Tensor) -> Tensor:
     found = []
     for attention in maps:
         queries = attention.shape[3]
-        rows, columns = token_grid(queries, x)
+        rows, columns = token_grid(queries, *x.shape[2:])
         centre = queries - rows * columns + (rows // 2) * columns + columns // 2
         found.append(on_the_image(attention[:, 0, :, centre].mean(1, keepdim=True), x))
     finest = max((each.shape[2:] for each in found), key=math.prod)
