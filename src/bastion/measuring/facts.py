@@ -19,7 +19,7 @@ from bastion.measuring.order import measured_positions
 from bastion.measuring.sampling import TwoPhase, confidence_sequence, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
-from bastion.suite import CORRECT, Role, written
+from bastion.suite import CORRECT, SHARE_RIGHT, Role, written
 
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
@@ -63,7 +63,7 @@ class MeasuredAggregate(_Part):
 
     @property
     def is_accuracy(self) -> bool:
-        return self.kind in ("worst", "mean") and self.column == CORRECT
+        return self.kind in ("worst", "mean") and self.column in (CORRECT, SHARE_RIGHT)
 
 
 class Published(_Part):
@@ -184,7 +184,10 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        return self.estimate(self.aggregate_column(name))
+        found = self.estimate(self.aggregate_column(name))
+        if not self.about.aggregates[name].is_accuracy:
+            return found
+        return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))  # of few images it may be wider
 
     def aggregate_column(self, name: str) -> Column:
         """(n,): made example by example, so that its interval knows that all probes saw the same examples."""
@@ -275,6 +278,10 @@ class Facts:
         """Kept of the first examples: `position`, and whatever the probe shows."""
         case = self.case(label)
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
+
+    def rows(self, label: str, positions: Column) -> Column:
+        """Where examples are in the columns: not at their positions in the split, if the measurement stopped early."""
+        return np.searchsorted(self.about.positions(self.case(label)), positions)
 
     @property
     def checks(self) -> int:

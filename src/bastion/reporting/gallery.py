@@ -59,7 +59,8 @@ class _Kept:
 
     def right(self, positions: Column) -> Column:
         """(len(positions),) bool: classified right when clean."""
-        before, label = (self.facts.columns[f"{self.label}/{name}"][positions] for name in ("before", "label"))
+        rows = self.facts.rows(self.label, positions)
+        before, label = (self.facts.columns[f"{self.label}/{name}"][rows] for name in ("before", "label"))
         return np.asarray(before == label)
 
 
@@ -106,7 +107,7 @@ def _gallery(kept: _Kept, positions: Column) -> Gallery:
     facts, label = kept.facts, kept.label
     rows = np.searchsorted(kept.pictures["position"], positions)
     clean, adversarial = kept.pictures["clean"][rows], kept.pictures["adversarial"][rows]
-    fact = {name: facts.columns[f"{label}/{name}"][positions] for name in _FACTS}
+    fact = {name: facts.columns[f"{label}/{name}"][facts.rows(label, positions)] for name in _FACTS}
     scale, scale_text = _scale(facts.case(label).threat, adversarial - clean)
     examples = [
         _example({name: column[row] for name, column in fact.items()}, facts, clean[row], adversarial[row], scale)

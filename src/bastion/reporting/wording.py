@@ -23,6 +23,11 @@ def interval(estimate: Estimate) -> str:
     return f"{percent(estimate.low)}–{percent(estimate.high)}"
 
 
+def with_interval(estimate: Estimate) -> str:
+    """`57.7 % (51.7–63.7)`; a single example has no interval."""
+    return f"{percent(estimate.value)} %" + (f" ({interval(estimate)})" if math.isfinite(estimate.low) else "")
+
+
 def quantity(value: float) -> str:
     """A number of unknown size, to four digits."""
     return f"{value:.4g}" if math.isfinite(value) else "–"
