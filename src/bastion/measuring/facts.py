@@ -150,6 +150,11 @@ class Facts:
                 return case
         raise BastionError(f"no probe '{label}' in this measurement; it has {', '.join(self.labels)}")
 
+    def at(self, label: str, column: str, positions: Column) -> Column:
+        """The column's rows of the examples at these positions, such as those that have pictures."""
+        rows = np.searchsorted(self.about.positions(self.case(label)), positions)
+        return np.asarray(self.columns[f"{label}/{column}"][rows])
+
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_runs import CLASSES, EPS, MakeRun
+from made_runs import CLASSES, EPS, MakeRun, smooth_pictures
 from PIL import Image
 
 from bastion.errors import BastionError
 from bastion.measuring.facts import Columns, Facts, MeasuredThreat
-from bastion.measuring.store import Column
-from bastion.reporting.gallery import choose, data_uri, galleries, rescaled, to_bytes
+from bastion.measuring.order import measured_positions, shuffled
+from bastion.measuring.store import Column, FactStore
+from bastion.reporting.gallery import choose, galleries
+from bastion.reporting.pictures import data_uri, rescaled, to_bytes
 from bastion.reporting.tables import read_runs
 
 
@@ -130,3 +132,20 @@ def test_all_models_are_shown_on_the_same_images(make_run: MakeRun) -> None:
     assert [each.clean.source for each in one.examples] == [each.clean.source for each in other.examples]
     right = [[each.clean.verdict == "right" for each in gallery.examples] for gallery in (one, other)]
     assert sorted(right[0], reverse=True) == right[0]  # what a gets right b does too, and so comes first
+
+
+def test_a_measurement_that_stopped_early_has_its_facts_beside_its_pictures(make_run: MakeRun) -> None:
+    """Its examples are some of many: the number of a row is not the position of the example."""
+    (run,) = read_runs([make_run("robust", clean=1, robust=0).folder])
+    (facts,) = run.measurements
+    n, population = 20, 1000
+    positions, kept = measured_positions(n, population), shuffled(population)[:4]
+    case = facts.case("pgd-20").model_copy(update={"n": n, "store": "identity/stopped"})
+    truth = positions % 10
+    columns = {"label": truth, "before": truth, "prediction": truth, "in_budget": np.ones(n, bool)}
+    pictures = {"clean": smooth_pictures(3)[:4], "adversarial": smooth_pictures(3)[:4], "position": kept}
+    FactStore(run.files.facts / case.store).write(positions.tolist(), columns, pictures, {"device": "cpu"})
+    about = facts.about.model_copy(update={"cases": (case,), "aggregates": {}, "n": n, "population": population})
+    stopped = replace(run, measurements=[Facts(run.files, about, Columns(run.files, about))])
+    ((_, (gallery,)),) = galleries([stopped])
+    assert [example.truth for example in gallery.examples] == [CLASSES[each % 10] for each in sorted(kept)]
