@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -59,3 +60,13 @@ def other_logits(other: nn.Module, x: Tensor, classes: int, where: str) -> Tenso
             "take one that was trained on the same data"
         )
     return logits
+
+
+def logits_of_others(
+    names: Sequence[str], identities: Sequence[str], model: nn.Module, batch: Batch, classes: int, where: str
+) -> list[Tensor]:
+    """Of each named model at batch.x."""
+    return [
+        other_logits(other_model(name, known, model, batch, where), batch.x, classes, f"{where} {name}")
+        for name, known in zip(names, identities, strict=True)
+    ]
