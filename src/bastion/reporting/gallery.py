@@ -15,7 +15,7 @@ from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, rescaled, to_bytes
-from bastion.reporting.tables import ReportedRun, threat_text
+from bastion.reporting.tables import Comparison, ReportedRun, threat_text
 from bastion.suite import written
 
 EXAMPLES = 8
@@ -103,6 +103,18 @@ def _gallery(kept: _Kept, positions: Column) -> Gallery:
         for row in range(len(positions))
     ]
     return Gallery(label, threat_text(facts, label), scale_text, examples)
+
+
+def side_by_side(comparison: Comparison, label: str) -> tuple[Column, list[dict[str, Column]]]:
+    """Positions of the examples that every row has pictures of under this probe, and each row's pictures of them."""
+    kept = [row.facts.pictures(label) for row in comparison.rows]
+    if not all(kept):
+        return np.zeros(0, np.int64), []
+    positions = functools.reduce(np.intersect1d, [each["position"] for each in kept])
+    rows = [np.searchsorted(each["position"], positions) for each in kept]
+    return positions, [
+        {name: column[chosen] for name, column in each.items()} for each, chosen in zip(kept, rows, strict=True)
+    ]
 
 
 def choose(right: Column) -> Column:
