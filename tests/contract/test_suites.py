@@ -83,6 +83,11 @@ PROTOCOLS: dict[str, Protocol] = {
     "multinorm": {"linf": ("linf", 8 / 255, AA), "l2": ("l2", 0.5, AA), "l1": ("l1", 12.0, AA)},
     "distortion": {norm: (norm, None, Minimal()) for norm in ("linf", "l2", "l1")},
     "radius": {"distance": ("linf", None, Minimal())},
+    # Debenedetti 2022, Sec. 4.3.1; step as in the code
+    "interpretability": {
+        "perturbation": ("linf", 4 / 255, PGD(steps=100, rel_step=1.5 / 100)),
+        "frequency": ("linf", 4 / 255, PGD()),
+    },
     "quick": {"apgd-ce-10": ("linf", 8 / 255, APGD(steps=10))},
 }
 

@@ -150,6 +150,10 @@ class Facts:
                 return case
         raise BastionError(f"no probe '{label}' in this measurement; it has {', '.join(self.labels)}")
 
+    def at(self, label: str, column: str, positions: Column) -> Column:
+        """The column's rows of the examples at these positions, such as those that have pictures."""
+        return np.asarray(self.columns[f"{label}/{column}"][self.row_numbers(label, positions)])
+
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
@@ -279,7 +283,7 @@ class Facts:
         case = self.case(label)
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
-    def rows(self, label: str, positions: Column) -> Column:
+    def row_numbers(self, label: str, positions: Column) -> Column:
         """Where examples are in the columns: not at their positions in the split, if the measurement stopped early."""
         return np.searchsorted(self.about.positions(self.case(label)), positions)
 
