@@ -25,7 +25,7 @@ from bastion.types import Batch, Probe
 Fact = Literal["branch", "block", "embedding", "head", "network"]
 OF_BLOCKS = ("branch", "block")
 MEMORY = 1 << 30  # bytes: as many examples at once as need so much
-MOST = 64  # of them
+MOST = 32  # of them
 GRAPHS = 3  # times what a forward pass saves: that pass, the way back, and the way back of that
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bastion import rng
 from bastion.errors import BastionError
 from bastion.forward import single_image_gradients
+
+ADJOINT = 1e-3  # far more than rounding, far less than a path that is missing
 
 Function = Callable[[Tensor], Tensor]  # (B, …) to (B, …), each example by itself
 
@@ -37,14 +41,17 @@ class Jacobian:
             self.inputs, self.outputs = math.prod(x.shape[1:]), math.prod(self.y.shape[1:])
             self.u = torch.zeros_like(self.y).requires_grad_()
             self.transposed = self._back(self.y, self.x, self.u, keep_graph=True)
-        self.forward_mode = self._cannot_go_back_twice()
+        self.forward_mode = False
+        if not self._is_adjoint():
+            self.forward_mode = True
+            self._check_forward_mode()
 
     def apply(self, v: Tensor) -> Tensor:
         v = v.view_as(self.x)
         if self.forward_mode:
             return self._dual(v).flatten(1)
         product = None if self.transposed is None else self._back(self.transposed, self.u, v)
-        return torch.zeros_like(self.u).flatten(1) if product is None else product.flatten(1)
+        return torch.zeros_like(self.y).flatten(1) if product is None else product.flatten(1)
 
     def transpose(self, u: Tensor) -> Tensor:
         product = self._back(self.y, self.x, u.view_as(self.y))
@@ -64,29 +71,43 @@ class Jacobian:
         return product if keep_graph or product is None else product.detach()
 
     def _dual(self, v: Tensor) -> Tensor:
-        with _differentiable(self.x), torch.no_grad(), forward_ad.dual_level():
-            dual: Any = forward_ad
-            tangent: Tensor | None = dual.unpack_dual(self.function(dual.make_dual(self.x.detach().clone(), v))).tangent
-        return torch.zeros_like(self.u) if tangent is None else tangent
+        dual: Any = forward_ad
+        with warnings.catch_warnings(), _differentiable(self.x), torch.no_grad():
+            # torch's own forward mode takes a part of torch that it calls deprecated.
+            warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+            with dual.dual_level():
+                y = self.function(dual.make_dual(self.x.detach().clone(), v))
+                tangent: Tensor | None = dual.unpack_dual(y).tangent
+        return torch.zeros_like(self.y) if tangent is None else tangent.detach()
 
-    def _cannot_go_back_twice(self) -> bool:
-        if self.transposed is None:
-            return False
-        nothing = torch.zeros_like(self.x)
+    def _is_adjoint(self) -> bool:
+        """Is ⟨u, Jv⟩ = ⟨Jᵀu, v⟩? A graph that is cut on its second way back gives a product, but another one."""
+        index = torch.arange(len(self.x), device=self.x.device)
+        v, u = (
+            rng.normal(0, index, f"adjoint {side}", (size,), dtype=self.x.dtype)
+            for side, size in (("v", self.inputs), ("u", self.outputs))
+        )
         try:
-            if self.transposed.requires_grad:
-                self._back(self.transposed, self.u, nothing)
-                return False
+            forth, back = self.apply(v).double(), self.transpose(u).double()
         except RuntimeError:
-            pass
+            return False
+        difference = (u.double() * forth).sum(1) - (back * v.double()).sum(1)
+        size = torch.maximum(*(torch.linalg.vector_norm(each, dim=1) for each in (forth, back)))
+        return bool((difference.abs() <= ADJOINT * size).all())
+
+    def _check_forward_mode(self) -> None:
         try:
-            self._dual(nothing)
+            self._dual(torch.zeros_like(self.x))
         except RuntimeError as error:
             raise BastionError(
                 f"{self.name}: no products with the Jacobian: an operation has neither a second derivative nor forward "
-                f"mode ({error}); replace it by others"
+                f"mode ({str(error).splitlines()[0]}); replace it"
             ) from error
-        return True
+        if not self._is_adjoint():
+            raise BastionError(
+                f"{self.name}: no Jacobian: forward and reverse mode give different ones, as for a gradient that was "
+                "written by hand; give it one `jvp` that fits its `backward`"
+            )
 
 
 class Branch(Jacobian):

@@ -90,7 +90,9 @@ class Chain:
                 f"{self.where}: block {block.name} does not take and give one tensor for each of the {len(self.x)} "
                 "images, so it has no Jacobian by image; leave `blocks` out of the parts"
             )
-        return next((place for place, each in tensors.items() if each.shape == y.shape), next(iter(tensors)))
+        same = [place for place, each in tensors.items() if each.shape == y.shape]
+        place: int | str = (same or list(tensors))[0]
+        return place
 
     @property
     def names(self) -> list[str]:
