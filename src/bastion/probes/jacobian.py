@@ -39,7 +39,7 @@ class JacobianSpectra(Probe):
     """
 
     parts: Annotated[tuple[Fact, ...], MinLen(1)] = ("branch", "block", "embedding", "head", "network")
-    top: AtLeastOne = 5
+    top: AtLeastOne = 1
     tolerance: Annotated[float, Gt(0), Lt(1)] = 1e-4  # of residuals, in shares of the largest value
     basis: AtLeastOne = 64  # Lanczos vectors kept at most: fewer take less memory and more products
     products: AtLeastOne = 2000  # at most, in one search

@@ -39,6 +39,7 @@ class AttentionLipschitz(Study):
         "reached": "length of the longest token that enters attention",
         "domain": "no token behind this LayerNorm can be longer; NaN without one",
         "bound": "upper bound of the Lipschitz constant for tokens of at most `domain`, so for every image",
+        "reached_bound": "upper bound for tokens no longer than `reached`",
         "scale": "that all tokens are multiplied by",
         "scaled": "largest of `measured` at tokens multiplied by each scale",
         "scaled_bound": "upper bound for tokens as long as those",
@@ -56,16 +57,17 @@ class AttentionLipschitz(Study):
         reached = torch.linalg.vector_norm(tokens, dim=2).amax()
         domain = _layer_norm_radius(getattr(block, "norm1", None)).to(reached)
         scales = tokens.new_tensor(self.scales)
-        bounds = heads.upper_bound(torch.cat([domain[None], scales * reached]), tokens.shape[1])
+        bounds = heads.upper_bound(torch.cat([domain[None], reached[None], scales * reached]), tokens.shape[1])
         return {
             "block": torch.tensor(number),
             "measured": measured[0].float(),
             "reached": reached.float(),
             "domain": domain.float(),
             "bound": bounds[0].float(),
+            "reached_bound": bounds[1].float(),
             "scale": scales.float(),
             "scaled": measured[1:].amax(1).float(),
-            "scaled_bound": bounds[1:].float(),
+            "scaled_bound": bounds[2:].float(),
         }
 
 
