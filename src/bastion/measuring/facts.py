@@ -316,6 +316,7 @@ class Facts:
                 ("", "", self._phases(label, phased)),
             ]
         rows += self._distances()
+        rows += self._analyses()
         rows += [(name, "", text) for name, text in self._scalars().items()]
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
@@ -348,6 +349,20 @@ class Facts:
                 yield case.label, NORMS.get(norm, norm), text
                 for radius, accuracy in self.curve(case.label, case.radii).items():
                     yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
+
+    def _analyses(self) -> Iterator[tuple[str, str, str]]:
+        """Of probes that analyse: mean and spread of what is one number per example."""
+        labels = [case.label for case in self.with_role("analysis")]
+        for name, e in self.estimates().items():
+            label, _, column = name.rpartition("/")
+            values = self.columns[name]
+            if label in labels and values.dtype != bool and e.n:
+                spread = float(np.nanstd(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
+                yield (
+                    f"{label}: {column}",
+                    "",
+                    f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}",
+                )
 
     def _scalars(self) -> dict[str, str]:
         """Of studies that are one number."""

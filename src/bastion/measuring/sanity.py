@@ -103,6 +103,10 @@ CHECKS: dict[str, Check] = {
         "The attack returned images outside the threat's set, or NaN: they do not count, so its failure says nothing "
         "about robustness. Project what the attack returns with `threat.project`."
     ),
+    "unconverged": Check(
+        "Singular values did not reach the tolerance within the products allowed; the residual beside each bounds its "
+        "error. Allow more `products`, or a larger `basis`."
+    ),
     "few-classes": Check(
         "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss was "
         "used. Say so where the number is compared with others of AutoAttack."
