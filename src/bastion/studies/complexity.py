@@ -98,7 +98,8 @@ def peak_memory(run: Callable[[], None], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         run()
         return int(torch.cuda.max_memory_allocated(device)) - before
-    with _LiveTensors() as live:
+    live = _LiveTensors()
+    with live:
         run()
     return live.peak
 
