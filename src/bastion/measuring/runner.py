@@ -314,6 +314,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
         model=name_of(plan.source),
         weights=plan.identity.weights,
         parameters=parameters(worker.model.given),
+        category=getattr(worker.model.given, "category", None) or "",
         blocks=_block_names(worker.model.given),
         data=plan.identity.data,
         classes=worker.data(worker.cases[0]).classes,
