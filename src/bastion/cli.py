@@ -176,12 +176,20 @@ def leaderboard(
     robustbench: Annotated[
         Path | None, typer.Option(help="Also write RobustBench's JSON files of model information to this folder.")
     ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Draw numbers over a setting of the recipes, e.g. optimizer.l1."),
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="Pair models whose names differ by this word, e.g. convstem."),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page about all measured models below a folder."""
     from bastion.reporting.leaderboard import leaderboard as write_leaderboard
     from bastion.reporting.leaderboard_files import write_csv, write_robustbench
 
-    boards, problems = write_leaderboard(folder, output)
+    boards, problems = write_leaderboard(folder, output, over=over, pair=pair)
     for problem in problems:
         stderr.print(f"warning: left out: {problem}", soft_wrap=True, markup=False)
     count = sum(len(board.entries) for board in boards)

@@ -266,6 +266,10 @@ class Study:
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return 1
 
+    def plan(self, model: nn.Module, data: DataSet) -> str:
+        """What all parts take, told before the first of them; empty for a study of seconds."""
+        return ""
+
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         raise NotImplementedError
 

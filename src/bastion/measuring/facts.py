@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,8 +99,10 @@ class Measurement(_Part):
     published: Published | None = None
     origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
     parameters: int | None = None  # of the model; None: measured before they were counted
+    category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
     blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
     summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
+    scalars: dict[str, float] = {}  # single numbers of studies, by label/name, for the same lists
     doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
 
     def positions(self, case: MeasuredCase) -> Column:
@@ -254,6 +257,15 @@ class Facts:
             if case.kind == "studies"
         }
 
+    def scalars(self) -> dict[str, float]:
+        """Of studies, what is one number: by label/name."""
+        return {
+            f"{label}/{name}": values.item()
+            for label, columns in self.studies().items()
+            for name, values in columns.items()
+            if values.size == 1
+        }
+
     def stages(self, label: str) -> dict[str, Estimate]:
         """Of a probe whose attack is an ensemble: accuracy after each of its members."""
         members = self.case(label).members
@@ -365,13 +377,7 @@ class Facts:
                 )
 
     def _scalars(self) -> dict[str, str]:
-        """Of studies that are one number."""
-        return {
-            f"{label}: {name}": f"{values.item():,.7g}"
-            for label, columns in self.studies().items()
-            for name, values in columns.items()
-            if values.size == 1
-        }
+        return {name.replace("/", ": "): f"{value:,.7g}" for name, value in self.scalars().items()}
 
     def _remarks(self) -> list[str]:
         mixed = [f"note: {text}" for text in [self._stopped(), mixture(self.about), adaptation(self.about)] if text]
@@ -427,7 +433,8 @@ def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Fac
         return Facts(run, stored, Columns(run, stored))
     facts = Facts(run, about, Columns(run, about))
     doubts = tuple(dict.fromkeys(warning.code for warning in facts.warnings()))
-    about = about.model_copy(update={"summary": facts.numbers(), "doubts": doubts})
+    scalars = {name: value for name, value in facts.scalars().items() if math.isfinite(value)}
+    about = about.model_copy(update={"summary": facts.numbers(), "scalars": scalars, "doubts": doubts})
     storage.write_json(path, about.model_dump(mode="json"))
     if about.population is None:
         _path(run, about, stopped=True).unlink(missing_ok=True)  # it has gone on to the end
@@ -445,7 +452,7 @@ def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
 
 def _passing(stored: Measurement) -> dict[str, Any]:
     """What may differ in a measurement that says the same, or is made from its facts."""
-    return {key: getattr(stored, key) for key in ("created", "command", "machine", "summary", "doubts")}
+    return {key: getattr(stored, key) for key in ("created", "command", "machine", "summary", "scalars", "doubts")}
 
 
 def _stored(path: Path) -> Measurement | None:

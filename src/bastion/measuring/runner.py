@@ -42,12 +42,12 @@ from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_
 from bastion.models import checkpoint
 from bastion.models.complexity import parameters
 from bastion.models.load import best_device, locate
-from bastion.progress import bar
+from bastion.progress import bar, console
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
 from bastion.signals import stoppable
 from bastion.suite import CORRECT, Case, Suite, load_suite
-from bastion.types import DataSet, Probe, Split, Tapped
+from bastion.types import DataSet, Probe, Split, Study, Tapped
 
 # What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
@@ -231,6 +231,8 @@ def _execute(
     done = 0
     studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}  # that are not done yet
     silent = launched is not None and not launched.main
+    if not silent:
+        _tell_plans(worker, todo)
     with stoppable() as stop, bar(f"measuring {plan.run.name}", total, total - left, silent=silent) as advance:
 
         def report(task: Task, right: Column | None) -> None:
@@ -249,6 +251,16 @@ def _execute(
         else:
             in_this_process(worker, work)
     return done
+
+
+def _tell_plans(worker: Worker, todo: list[Task]) -> None:
+    """What studies will take that are not done yet, to people at a terminal."""
+    for number in dict.fromkeys(task.case for task in todo) if console.is_terminal else ():
+        case, built = worker.cases[number], worker.built[number]
+        told = built.plan(worker.model_for(case).given, worker.data(case)) if isinstance(built, Study) else ""
+        if told:
+            left = sum(task.case == number for task in todo)
+            console.print(f"{case.label}: {told}; {left} of {worker.parts(case)} parts to do", markup=False)
 
 
 def _written(plan: _Plan, n: int, *, anew: bool, merge: bool) -> Facts:
@@ -302,6 +314,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
         model=name_of(plan.source),
         weights=plan.identity.weights,
         parameters=parameters(worker.model.given),
+        category=getattr(worker.model.given, "category", None) or "",
         blocks=_block_names(worker.model.given),
         data=plan.identity.data,
         classes=worker.data(worker.cases[0]).classes,

@@ -55,6 +55,11 @@ def count(number: float) -> str:
     return f"{number:.3g}"
 
 
+def amount(number: float) -> str:
+    """A number of unknown size, large ones as people say them."""
+    return count(number) if abs(number) >= 1e4 else quantity(number)
+
+
 def radius(value: float, norm: str) -> str:
     """Of an ℓ∞ ball in grey levels, `8/255`; of another to three digits."""
     if not math.isfinite(value):
