@@ -1,13 +1,13 @@
 """Two-phase AutoAttack beside bastion's own `standard` and the reference's, on CIFAR-10 at linf 8/255.
 
-    python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --n 2048        # measure what is not stored, print
-    python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --n 2048 --stored
+    python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --n 2000        # measure what is not stored, print
+    python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --n 2000 --stored
 
 Four ways to attack the same images: in two phases with the share of survivors that 2,000 images need, in two phases
-with the share that 10,000 need, `standard`, and the reference. Each attacks a block of 128 images on one thread, and
-counts the processor's seconds of the process and its children, so that other programs on the machine matter little. One
-block is one file: a run that is stopped goes on where it was. The reference attacks the first block only, the smaller
-share every other block; their seconds per image count.
+with the share that 10,000 need, `standard`, and the reference. Each attacks one block after another on one thread, and
+counts the processor's seconds of the process and its children, so that other programs on the machine matter little.
+Blocks are the batches that bastion itself makes. One block is one file: a run that is stopped goes on where it was. The
+reference attacks one block, and so does the smaller share; their seconds per image count.
 
 The facts of `standard` say of every survivor of the first phase what the second would have done, so the sample is also
 drawn anew many times: how often does the interval hold what `standard` found, and how wide is it?
@@ -28,16 +28,17 @@ import torch
 
 from bastion import storage
 from bastion.data import datasets
-from bastion.measuring.runner import measure
+from bastion.measuring.runner import BATCH_SIZE, measure
 from bastion.measuring.sampling import sample_size, two_phase
 from bastion.threat import Threat
 from benchmarks.autoattack import STANDARD, by_reference, load_model, without_checks
 
 RESULTS = Path(__file__).parent / "results" / "two_phase"
 THREAT = Threat("linf", 8 / 255)
-BLOCK = 128  # images, the batch of all of them
 SHARES = {"two-phase": 0.33, "two-phase-10000": 0.08}
 REFERENCE = "reference"
+BLOCKS = {"two-phase": 3 * BATCH_SIZE, "two-phase-10000": 12 * BATCH_SIZE, STANDARD: BATCH_SIZE, REFERENCE: BATCH_SIZE}
+ONE_BLOCK = ("two-phase-10000", REFERENCE)
 DRAWS = 2000
 WIDTH = 0.005
 
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     model: str
     way: str
     start: int  # of the block
+    stop: int
 
     @property
     def path(self) -> Path:
@@ -57,14 +59,13 @@ class Job(NamedTuple):
 
 
 def jobs(model: str, n: int) -> list[Job]:
-    """Block by block, so that what disturbs the machine for a while disturbs all ways alike."""
-    listed = []
-    for start in range(0, n, BLOCK):
-        ways = ["two-phase", STANDARD]
-        ways += ["two-phase-10000"] if start // BLOCK % 2 == 0 else []
-        ways += [REFERENCE] if start == 0 else []
-        listed += [Job(model, way, start) for way in ways]
-    return listed
+    """In turn, so that what disturbs the machine for a while disturbs all ways alike."""
+    listed = [
+        Job(model, way, start, min(start + size, n))
+        for way, size in BLOCKS.items()
+        for start in range(0, n if way not in ONE_BLOCK else 1, size)
+    ]
+    return sorted(listed, key=lambda job: job.start)
 
 
 def processor_seconds() -> float:
@@ -75,10 +76,10 @@ def processor_seconds() -> float:
 def run(job: Job) -> None:
     torch.set_num_threads(1)
     data = datasets.build("cifar10")
-    block = data.test.subset(range(job.start, job.start + BLOCK))
+    block = data.test.subset(range(job.start, job.stop))
     if job.way == REFERENCE:
         without_checks()
-        model, batch = load_model(job.model), block.batch(range(BLOCK))
+        model, batch = load_model(job.model), block.batch(range(len(block)))
         began = processor_seconds()
         found = {"correct": by_reference(model, batch, THREAT, STANDARD).robust}
     else:
@@ -88,9 +89,7 @@ def run(job: Job) -> None:
         wanted = ("survived", "sampled", "lost") if share else ("correct", "fooled_by")
         began = processor_seconds()
         with tempfile.TemporaryDirectory() as folder:
-            facts = measure(
-                job.model, replace(data, test=block), {"probes": {"attack": probe}}, batch_size=BLOCK, folder=folder
-            )
+            facts = measure(job.model, replace(data, test=block), {"probes": {"attack": probe}}, folder=folder)
             found = {name: facts.columns[f"attack/{name}"].tolist() for name in wanted}
     storage.write_json(job.path, {"seconds": processor_seconds() - began, **found})
     print(job.path.relative_to(RESULTS), flush=True)
@@ -99,7 +98,7 @@ def run(job: Job) -> None:
 def read(listed: Sequence[Job]) -> tuple[Columns, float]:
     """The columns of these blocks, one after another, and seconds per image."""
     stored = [storage.read_json(job.path) for job in listed]
-    seconds = sum(each.pop("seconds") for each in stored) / (BLOCK * len(stored))
+    seconds = sum(each.pop("seconds") for each in stored) / sum(job.stop - job.start for job in listed)
     return {name: np.concatenate([each[name] for each in stored]) for name in stored[0]}, seconds
 
 
@@ -144,7 +143,7 @@ def report(model: str, n: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo/cifar10-linf-vit")
-    parser.add_argument("--n", type=int, default=2048, help=f"images, in blocks of {BLOCK}")
+    parser.add_argument("--n", type=int, default=2000, help="images")
     parser.add_argument("--jobs", type=int, help="stop after so many blocks, on a machine that is shared")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     options = parser.parse_args()
