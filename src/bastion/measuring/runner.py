@@ -225,6 +225,8 @@ def _execute(
 ) -> int:
     """Do what of the tasks is not stored yet, until the limits are reached; returns how many were done."""
     worker, todo = plan.worker, plan.worker.open_tasks(tasks)
+    for number in {task.case for task in todo}:
+        storage.check_writable(worker.store(worker.cases[number]).folder)
     devices = worker.job.devices
     count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
     total, left = (sum(len(task.positions) for task in each) for each in (tasks, todo))
