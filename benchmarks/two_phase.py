@@ -65,7 +65,7 @@ def jobs(model: str, n: int) -> list[Job]:
         for way, size in BLOCKS.items()
         for start in range(0, n if way not in ONE_BLOCK else 1, size)
     ]
-    return sorted(listed, key=lambda job: job.start)
+    return sorted(listed, key=lambda job: job.stop)
 
 
 def processor_seconds() -> float:
