@@ -15,13 +15,14 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
 from bastion.measuring.grids import Grid, grids
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.order import measured_positions
-from bastion.measuring.sampling import TwoPhase, confidence_sequence, two_phase
+from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
 from bastion.suite import CORRECT, SHARE_RIGHT, Role, written
 
+DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
@@ -162,9 +163,7 @@ class Facts:
 
     def estimate(self, column: Column) -> Estimate:
         """With its interval; of a measurement that stopped early, one about all examples that is valid all the same."""
-        if column.dtype == bool and self.about.population is not None:
-            return confidence_sequence(int(column.sum()), len(column), self.about.population)
-        return estimate(column)
+        return estimate_stopped(column, self.about.population)
 
     def first(self, n: int) -> Facts:
         """Of the first n examples alone, as if no more had been measured."""
@@ -197,7 +196,10 @@ class Facts:
         return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))  # of few images it may be wider
 
     def aggregate_column(self, name: str) -> Column:
-        """(n,): made example by example, so that its interval knows that all probes saw the same examples."""
+        """(n,): made example by example, so that its interval knows that all probes saw the same examples.
+
+        NaN where a member has no finite number, such as the distance of an example that nothing fooled.
+        """
         chosen = self.about.aggregates[name]
         for label in chosen.members:
             if f"{label}/{chosen.column}" not in self.columns:
@@ -205,21 +207,18 @@ class Facts:
         columns = [self.columns[f"{label}/{chosen.column}"] for label in chosen.members]
         if chosen.kind == "worst":
             return np.asarray(np.logical_and.reduce(columns))
-        if chosen.kind == "mean":
-            return np.asarray(np.mean(columns, axis=0))
-        summed = [~column for column in columns] if chosen.kind == "errors" else columns
-        weights = list(chosen.members.values())
-        return np.asarray(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
+        if chosen.kind == "errors":
+            columns = [~column for column in columns]
+        known = np.logical_and.reduce([np.isfinite(column) for column in columns])
+        rows = np.stack(columns)[:, known]
+        column = np.full(len(known), np.nan)
+        column[known] = rows.mean(0) if chosen.kind == "mean" else np.array([*chosen.members.values()]) @ rows
+        return column
 
     def two_phase(self, label: str) -> TwoPhase:
         """Of a probe that runs its costly attacks on a sample of the survivors: accuracy after all of them."""
         survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
         return two_phase(survived, sampled, lost)
-
-    def phased_column(self, label: str) -> Column:
-        """(n,) whose mean is the two-phase estimate: each lost example stands for the survivors not sampled too."""
-        survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
-        return np.asarray(survived - lost * (survived.sum() / max(sampled.sum(), 1)))
 
     def two_phases(self) -> dict[str, TwoPhase]:
         """Of every probe that has such an estimate."""
@@ -285,9 +284,9 @@ class Facts:
         distance 0. An upper bound at every radius, as any attack's accuracy is.
         """
         case = self.case(label)
-        if "distance" not in case.columns or CORRECT in case.columns:
+        if DISTANCE not in case.columns or CORRECT in case.columns:
             raise BastionError(f"curve: '{label}' does not tell the smallest distance; the probe distortion does")
-        distance = self.columns[f"{label}/distance"]
+        distance = self.columns[f"{label}/{DISTANCE}"]
         return {radius: self.estimate((distance > radius) & (distance > 0)) for radius in radii}
 
     def pictures(self, label: str) -> dict[str, Column]:
@@ -321,7 +320,7 @@ class Facts:
             rows.append((label, self._threat(label), _percentages(accuracy) + self._printed(label)))
             if label in self.labels:
                 rows += [(f"  {stage}", "", _percentages(after)) for stage, after in self.stages(label).items()]
-        rows += [(name, "", _percentages(each) + self._printed(name)) for name, each in self.errors().items()]
+        rows += [(name, "", self._summed(name, each) + self._printed(name)) for name, each in self.errors().items()]
         for label, phased in self.two_phases().items():
             rows += [
                 (label, self._threat(label), _percentages(phased.population)),
@@ -334,6 +333,12 @@ class Facts:
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
         below = [line for each in grid for line in each.lines()]
         return "\n".join([head, *_aligned(rows), *below, *self._remarks()])
+
+    def _summed(self, name: str, e: Estimate) -> str:
+        """Rates are percentages, distances are in pixels of [0, 1]."""
+        if self.about.aggregates[name].column != DISTANCE:
+            return _percentages(e)
+        return f"{e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  n = {e.n}"
 
     def _phases(self, label: str, phased: TwoPhase) -> str:
         survived, sampled, lost = (int(self.columns[f"{label}/{name}"].sum()) for name in PHASES)
@@ -353,8 +358,8 @@ class Facts:
     def _distances(self) -> Iterator[tuple[str, str, str]]:
         """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
         for case in self.about.cases:
-            if case.kind == "probes" and "distance" in case.columns and CORRECT not in case.columns:
-                distance = self.columns[f"{case.label}/distance"]
+            if case.kind == "probes" and DISTANCE in case.columns and CORRECT not in case.columns:
+                distance = self.columns[f"{case.label}/{DISTANCE}"]
                 rest = int(np.isinf(distance).sum())
                 text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
                 norm = str(case.spec.get("norm", ""))
@@ -380,19 +385,30 @@ class Facts:
         return {name.replace("/", ": "): f"{value:,.7g}" for name, value in self.scalars().items()}
 
     def _remarks(self) -> list[str]:
-        mixed = [f"note: {text}" for text in [self._stopped(), mixture(self.about), adaptation(self.about)] if text]
+        told = [self._stopped(), *self.left_out(), mixture(self.about), adaptation(self.about)]
+        mixed = [f"note: {text}" for text in told if text]
         if self.about.published:
             mixed.append(f"paper: {self.about.published}")
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning", *mixed]
         return [*map(str, self.warnings()), *mixed]
 
+    def left_out(self) -> list[str]:
+        """Which means are not of all examples, since some have no finite number."""
+        columns = {name: self.aggregate_column(name) for name in self.about.aggregates}
+        counts = {name: int((~np.isfinite(column)).sum()) for name, column in columns.items()}
+        return [
+            f"{name}: without {count} of {self.n} examples, whose '{self.about.aggregates[name].column}' is not finite"
+            for name, count in counts.items()
+            if count
+        ]
+
     def _stopped(self) -> str:
         if self.about.population is None:
             return ""
         return (
             f"stopped after {self.n} of {self.about.population} examples in random order; intervals of accuracies and "
-            "worst cases are of all of them, and hold whenever one stops"
+            "worst cases are of all of them, and hold whenever one stops; others are ordinary ones"
         )
 
 
