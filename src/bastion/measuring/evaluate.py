@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,12 +137,6 @@ def evaluate(
 def _suite(chosen: Sequence[Attacks], norm: Norm, radii: Sequence[float], *, checks: bool) -> dict[str, Any]:
     if not chosen or not radii:
         raise BastionError("evaluate: give at least one attack and one eps")
-    if norm == "linf" and max(radii) > 1:
-        warnings.warn(
-            f"eps {max(radii):g} in linf is larger than the whole range of pixels, [0, 1]; did you mean "
-            f"{max(radii):g}/255?",
-            stacklevel=3,
-        )
     names = [_label(each) for each in chosen]
     probes: dict[str, Any] = {"clean": "accuracy"}
     for number, (name, each) in enumerate(zip(names, chosen, strict=True)):

@@ -44,7 +44,7 @@ from bastion.measuring.worker import Job, Task, Worker, build_data, check_fit, o
 from bastion.models import checkpoint
 from bastion.models.columns import num_outputs
 from bastion.models.complexity import parameters
-from bastion.models.load import best_device, locate
+from bastion.models.load import best_device, load, locate, timm_model_name
 from bastion.progress import bar
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
@@ -175,7 +175,7 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     _check_numbers({"limit": given.limit, "batch_size": given.batch_size}, least=1)
     if given.split not in ("train", "val", "test"):
         raise BastionError(f"split: expected train, val or test, got '{given.split}'")
-    source = given.model if isinstance(given.model, nn.Module) else locate(given.model)
+    source = _source(given.model)
     if isinstance(given.suite, Suite) and given.changes:
         raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
     suite = given.suite if isinstance(given.suite, Suite) else load_suite(given.suite, given.changes)
@@ -324,6 +324,13 @@ def _about(plan: _Plan, n: int) -> Measurement:
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
     )
+
+
+def _source(model: nn.Module | str | Path) -> nn.Module | Path:
+    """The model itself, or the folder that each worker loads it from."""
+    if isinstance(model, nn.Module):
+        return model
+    return locate(model) if timm_model_name(model) is None else load(model)
 
 
 def _block_names(model: nn.Module) -> tuple[str, ...]:
