@@ -94,6 +94,15 @@ class Registry(Generic[T]):
             message = f"the {self.kind} '{name}' is not available yet"
         raise SettingsError(path, ["name"], message) if path else BastionError(message)
 
+    def by_class_name(self, name: str) -> Any:
+        """The class of a plug-in, for `__getattr__` of a package: `from bastion.attacks import PGD`."""
+        if not name.startswith("_"):
+            self._discover()
+            for factory in self._factories.values():
+                if inspect.isclass(factory) and factory.__name__ == name:
+                    return factory
+        raise AttributeError(f"module '{self.package}' has no attribute '{name}'")
+
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""
         self._arguments(spec, path, given)

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.gallery import data_uri, to_bytes
 from bastion.reporting.grids import class_name
+from bastion.reporting.pictures import data_uri, to_bytes
 from bastion.reporting.tables import Comparison, ReportedRun
 from bastion.reporting.wording import percent
 
@@ -49,7 +49,7 @@ def kept(comparison: Comparison, case: MeasuredCase, count: int) -> Kept:
         for row in rows
     ]  # fmt: skip
     facts = comparison.rows[0].facts
-    places = facts.rows(case.label, positions)
+    places = facts.row_numbers(case.label, positions)
     labels = facts.columns[f"{case.label}/label"][places]
     return Kept(positions, places, chosen, [class_name(facts.about.classes, label) for label in labels])
 

@@ -15,7 +15,8 @@ from bastion.measuring.facts import Columns, Facts, MeasuredThreat
 from bastion.measuring.runner import measure
 from bastion.measuring.store import Column
 from bastion.models import Classifier
-from bastion.reporting.gallery import choose, data_uri, galleries, rescaled, to_bytes
+from bastion.reporting.gallery import choose, galleries
+from bastion.reporting.pictures import data_uri, rescaled, to_bytes
 from bastion.reporting.tables import read_runs
 from bastion.types import DataSet
 

@@ -42,7 +42,7 @@ def batch(model: Classifier) -> Batch:
 
 def _set_up(model: Classifier, data: DataSet, **changes: Any) -> RSPC:
     """With a corruption model in float64 that has large enough weights for its choice to differ between images."""
-    objective = RSPC(label_smoothing=0.1, rho=0.2, **changes)
+    objective = RSPC(label_smoothing=0.1, rho=0.2, **{"grad_scale": 1.0, **changes})
     shaped = data.__class__(**{**vars(data), "shape": model.shape})
     set_up_objective(objective, TrainingContext(model, shaped, load_recipe("base/micro")))
     if objective.networks is not None:

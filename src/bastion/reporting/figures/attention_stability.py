@@ -13,8 +13,8 @@ from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, figures
-from bastion.reporting.gallery import to_bytes
 from bastion.reporting.histograms import HEIGHT, WIDTH, Histogram, histogram
+from bastion.reporting.pictures import to_bytes
 from bastion.reporting.strips import Tile
 from bastion.reporting.tables import Comparison, Row
 

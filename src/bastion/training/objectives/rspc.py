@@ -41,7 +41,9 @@ class RSPC(Objective):
     maximize: Term | None = None  # by the corruption model; None: what the model minimizes
     label_smoothing: Smoothing = 0.0
     corruption_lr: Positive = 1e-4
-    grad_scale: Positive = 1.0  # of the corruption model's gradient, before it is clipped
+    # Of the corruption model's gradient, before it is clipped. The authors' code has it by leaving the loss scale of
+    # fp16, 2^16 at first, in that gradient; without it, steps of 1e-4 move nothing.
+    grad_scale: Positive = 65536.0
 
     def __post_init__(self) -> None:
         if self.patches == "random" and self.maximize:
