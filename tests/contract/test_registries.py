@@ -36,6 +36,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two-phase": {"threat": THREAT_SPEC, "share": 0.5, "attack": PAIR, "first": 1},
     "transfer": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},
+    "perturbation": {"attack": {"name": "pgd", "steps": 2}},
+    "synthesis": {"steps": 2},
+    "frequency": {"cutoffs": [0.1, 0.3], "attack": {"name": "pgd", "steps": 2}},
     "perturbation-growth": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "patch-fool": {"steps": 5},
     "ensemble": {"members": PAIR["members"]},
@@ -44,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "square": {"queries": 100},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},
 }
-ATTENDING = {"patch-fool", "pna", "self-ensemble"}  # attacks that refuse models without attention
+ATTENDING = {"patch-fool", "pna", "self-ensemble", "attention-stability"}  # that refuse models without attention
 LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}  # probes that refuse models without blocks
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
 # Thousands of passes, by members that are tested here one by one.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
 from bastion import cli
 
@@ -78,6 +79,7 @@ def test_show_resolves_a_recipe_and_counts_a_model(bastion: Bastion) -> None:
     assert "1,205,642" in bastion("show", "vit/micro").stdout
 
 
+TWO = "imagefolder:root=two,size=64,test_only=true"  # a folder of two classes
 BAD_INPUT = {
     "train tiny/demo-robus": "no recipe 'tiny/demo-robus': neither shipped with bastion nor a .yaml file; "
     "did you mean 'tiny/demo-robust'?",
@@ -88,6 +90,12 @@ BAD_INPUT = {
     "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "objective.threat.eps: input should be greater",
     "measure nowhere": "no model 'nowhere': not a run, not a folder with card.json, not zoo/NAME",
     "measure m --data imagefolder:root": "--data imagefolder:root: expected NAME:key=value",
+    "measure zoo/cifar10-linf-vit --suite demoo": "no suite 'demoo': neither shipped with bastion nor a .yaml",
+    f"measure zoo/cifar10-linf-vit --data {TWO}": "measure: the model has 10 classes, imagefolder has 2; say which of "
+    "the model's they are (`class_map`)",
+    f"measure zoo/cifar10-linf-vit --data {TWO},class_map=cifar": "data: class_map: no file cifar, and no map of this",
+    f"measure zoo/cifar10-linf-vit --data {TWO},class_map=map.txt": "measure on imagefolder: the network was made for "
+    "images of 32×32 and does not take 64×64",
     "compare nowhere zoo/cifar10-linf-vit": "no model 'nowhere': not a run",
     "compare zoo/cifar10-linf-vit zoo/cifar10-linf-resnet": "zoo/cifar10-linf-vit: not measured yet",
     "report nowhere": "nowhere: not a run directory (no provenance.json)",
@@ -100,7 +108,11 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("command", BAD_INPUT)
-def test_bad_input_gives_one_clear_line(bastion: Bastion, command: str) -> None:
+def test_bad_input_gives_one_clear_line(bastion: Bastion, tmp_path: Path, command: str) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(tmp_path / "two" / name / "0.png")
+    (tmp_path / "map.txt").write_text("cat 3\ndog 5\n")
     result = bastion(*command.split())
     assert result.code == 1
     assert result.stdout == ""

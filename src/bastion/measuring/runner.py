@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -35,23 +36,24 @@ from bastion.measuring.facts import (
     write_measurement,
 )
 from bastion.measuring.identity import Identity, device_of, identify
-from bastion.measuring.order import Limits, Tally, measured_positions, shuffled
+from bastion.measuring.order import Limits, Pace, Tally, measured_positions, shortened, shuffled
 from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, on_device
 from bastion.models import checkpoint
 from bastion.models.complexity import parameters
 from bastion.models.load import best_device, locate
-from bastion.progress import bar
+from bastion.progress import bar, console
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
 from bastion.signals import stoppable
 from bastion.suite import CORRECT, Case, Suite, load_suite
-from bastion.types import DataSet, Probe, Split, Tapped
+from bastion.types import DataSet, Probe, Split, Study, Tapped
 
 # What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
 PICTURES = 16  # kept of so many examples
+SUITE = 16  # letters of its name in a progress bar
 
 Given = Suite | Mapping[str, Any] | str | Path  # a suite, or what names or makes one
 
@@ -225,21 +227,27 @@ def _execute(
 ) -> int:
     """Do what of the tasks is not stored yet, until the limits are reached; returns how many were done."""
     worker, todo = plan.worker, plan.worker.open_tasks(tasks)
+    for number in {task.case for task in todo}:
+        storage.check_writable(worker.store(worker.cases[number]).folder)
     devices = worker.job.devices
     count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
-    total, left = (sum(len(task.positions) for task in each) for each in (tasks, todo))
-    done = 0
+    pace, done = Pace(_examples(tasks), _examples(todo)), 0
     studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}  # that are not done yet
     silent = launched is not None and not launched.main
-    with stoppable() as stop, bar(f"measuring {plan.run.name}", total, total - left, silent=silent) as advance:
+    if not silent:
+        _tell_plans(worker, todo)
+    name = shortened(_suite_name(plan.given.suite), SUITE)
+    with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=silent) as advance:
 
-        def report(task: Task, right: Column | None) -> None:
+        def report(task: Task, right: Column | None, seconds: float | None) -> None:
             nonlocal done
             done += 1
             studies.discard(task.key)
             for case in worker.sharing(task.case):
                 plan.tally.add(case.label, task.positions, right)
-            advance(len(task.positions), note=plan.tally.note(worker.cases[task.case].label))
+            pace.add(task.case, len(task.positions), seconds)
+            note = plan.tally.note(worker.cases[task.case].label, stops=limits.is_set)
+            advance(note=note, done=pace.done(), left=pace.seconds_left())
 
         work = Work(todo, stop, report, lambda: limits.time_is_up() or (not studies and limits.is_narrow()))
         if launched:
@@ -249,6 +257,24 @@ def _execute(
         else:
             in_this_process(worker, work)
     return done
+
+
+def _tell_plans(worker: Worker, todo: list[Task]) -> None:
+    """What studies will take that are not done yet, to people at a terminal."""
+    for number in dict.fromkeys(task.case for task in todo) if console.is_terminal else ():
+        case, built = worker.cases[number], worker.built[number]
+        told = built.plan(worker.model_for(case).given, worker.data(case)) if isinstance(built, Study) else ""
+        if told:
+            left = sum(task.case == number for task in todo)
+            console.print(f"{case.label}: {told}; {left} of {worker.parts(case)} parts to do", markup=False)
+
+
+def _examples(tasks: Iterable[Task]) -> Counter[int]:
+    """By the number of the case."""
+    counts: Counter[int] = Counter()
+    for task in tasks:
+        counts[task.case] += len(task.positions)
+    return counts
 
 
 def _written(plan: _Plan, n: int, *, anew: bool, merge: bool) -> Facts:
@@ -296,16 +322,16 @@ def _about(plan: _Plan, n: int) -> Measurement:
                 meanings=dict(built.facts),
             )
         )
-    given = plan.given.suite
     return Measurement(
         **environment(worker.job.seed),
         model=name_of(plan.source),
         weights=plan.identity.weights,
         parameters=parameters(worker.model.given),
+        category=getattr(worker.model.given, "category", None) or "",
         blocks=_block_names(worker.model.given),
         data=plan.identity.data,
         classes=worker.data(worker.cases[0]).classes,
-        suite=Path(given).stem if isinstance(given, str | Path) else "custom",
+        suite=_suite_name(plan.given.suite),
         n=n,
         population=population,
         cases=tuple(cases),
@@ -316,6 +342,10 @@ def _about(plan: _Plan, n: int) -> Measurement:
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
     )
+
+
+def _suite_name(given: Given) -> str:
+    return Path(given).stem if isinstance(given, str | Path) else "custom"
 
 
 def _block_names(model: nn.Module) -> tuple[str, ...]:

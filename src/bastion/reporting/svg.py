@@ -86,21 +86,33 @@ def _plain(value: float) -> str:
     return f"{factor}10{str(power).translate(_SUPERSCRIPTS)}"
 
 
-def inline(drawn: Figure, key: str, title: str) -> Markup:
-    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title."""
+def inline(drawn: Figure, key: str, title: str, *, styled: bool = True) -> Markup:
+    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title.
+
+    `styled` False: without style attributes, for pages whose policy forbids them; plain attributes say the same.
+    """
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(file.getvalue())
     for element in root.iter():
         element.tag = _local(element.tag)
-        element.attrib = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+        attributes = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+        element.attrib = attributes if styled else _unstyled(attributes)
     for element in root.findall(".//defs"):
         for sheet in element.findall("style"):
             element.remove(sheet)  # it would style the whole page
     width, height = (round(72 * side) for side in drawn.get_size_inches())
-    root.attrib = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {width}px", "role": "img"}
-    root.attrib["aria-label"] = title
+    size = {"style": f"max-width: {width}px"} if styled else {"width": str(width)}
+    root.attrib = {"viewBox": f"0 0 {width} {height}", **size, "role": "img", "aria-label": title}
     return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _unstyled(attributes: dict[str, str]) -> dict[str, str]:
+    pairs = (part.split(":", 1) for part in attributes.pop("style", "").split(";") if part.strip())
+    declared = {name.strip(): value.strip() for name, value in pairs}
+    if font := re.match(r"(?:(bold|[1-9]00) )?([\d.]+px)", declared.pop("font", "")):  # the page has the family
+        declared |= {"font-size": font[2]} | ({"font-weight": font[1]} if font[1] else {})
+    return attributes | declared
 
 
 def _local(name: str) -> str:

@@ -21,6 +21,7 @@ from bastion.run import Run, open_run
 from bastion.suite import CORRECT
 
 CORRUPTIONS = "mean over corruptions"
+TWO_PHASE = "two-phase estimate"
 SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns with a place of their own on the page
 FEW = 3  # radii of a security curve that stand in the chart of accuracies too
 
@@ -130,8 +131,14 @@ class Comparison:
         return without(cases[0], "eps") if cases else label
 
     def threat(self, label: str) -> str:
-        """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack."""
-        return threat_text(self.rows[0].facts, label)
+        """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack; an estimate says that it is one."""
+        text = threat_text(self.rows[0].facts, label)
+        return f"{text}, {TWO_PHASE}" if label in self.phased else text
+
+    @property
+    def phased(self) -> list[str]:
+        """Columns that are estimated in two phases."""
+        return list(self.rows[0].facts.two_phases())
 
     def measures(self) -> dict[str, list[Estimate]]:
         """What was measured besides and is shown nowhere else: per name, one estimate a row."""
@@ -247,11 +254,9 @@ def corruption_mean(facts: Facts) -> Column:
 
 
 def per_example(facts: Facts, label: str) -> Column:
-    """(n,): what a number of the headline is the mean of."""
+    """(n,): what a number of the headline is the mean of; estimates in two phases are of none."""
     if label in facts.about.aggregates:
         return facts.aggregate_column(label)
-    if label in facts.two_phases():
-        return facts.phased_column(label)
     return facts.correct(label) if label in facts.labels else corruption_mean(facts)
 
 

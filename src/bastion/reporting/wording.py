@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from bastion.measuring.facts import NORMS
 from bastion.measuring.intervals import Estimate
 from bastion.suite import written
@@ -23,6 +25,23 @@ def interval(estimate: Estimate) -> str:
     return f"{percent(estimate.low)}–{percent(estimate.high)}"
 
 
+def with_interval(estimate: Estimate) -> str:
+    """`57.7 % (51.7–63.7)`; a single example has no interval."""
+    return f"{percent(estimate.value)} %" + (f" ({interval(estimate)})" if math.isfinite(estimate.low) else "")
+
+
+def share_cell(estimate: Estimate) -> Markup:
+    """Of a table: a share in percent above its interval, which ends where shares do."""
+    inside = estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
+    return Markup("<b>{} %</b><small>{}</small>").format(percent(estimate.value), interval(inside))
+
+
+def quantity_cell(estimate: Estimate) -> Markup:
+    """Of a table: a number of unknown size above its interval."""
+    value, low, high = map(quantity, estimate[:3])
+    return Markup("<b>{}</b><small>{} to {}</small>").format(value, low, high)
+
+
 def quantity(value: float) -> str:
     """A number of unknown size, to four digits."""
     return f"{value:.4g}" if math.isfinite(value) else "–"
@@ -34,6 +53,11 @@ def count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}\u00a0{unit}"
     return f"{number:.3g}"
+
+
+def amount(number: float) -> str:
+    """A number of unknown size, large ones as people say them."""
+    return count(number) if abs(number) >= 1e4 else quantity(number)
 
 
 def radius(value: float, norm: str) -> str:

@@ -353,6 +353,22 @@ def test_a_damaged_file_of_facts_is_named(ask: Any, tmp_path: Path) -> None:
     ask()
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    ask: Any, tmp_path: Path, measured: list[Any]
+) -> None:
+    ask(limit=16)
+    before = _files(tmp_path)
+    folder = (tmp_path / next(iter(before))).parent
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("")  # in its place; permissions do not stop a superuser
+    measured.clear()
+    with pytest.raises(BastionError, match=f"{folder.name}: cannot be written"):
+        ask(limit=32)
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    assert measured == [] and _files(tmp_path) == before
+
+
 class Noisy(nn.Module):
     """Draws random numbers even in eval mode."""
 
