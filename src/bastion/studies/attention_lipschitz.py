@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from bastion import forward, rng
 from bastion.forward import frozen
+from bastion.jacobians.attention import Heads
+from bastion.jacobians.lanczos import largest
+from bastion.jacobians.products import Jacobian
 from bastion.models.cauchy import Attention as CauchyAttention
 from bastion.settings import AtLeastOne, Positive, settings
-from bastion.spectra.attention import Heads
-from bastion.spectra.jacobian import Jacobian
-from bastion.spectra.lanczos import largest
 from bastion.studies import studies
+from bastion.studies.examples import first_examples
 from bastion.types import DataSet, Study, Tapped
 
 
@@ -53,7 +54,7 @@ class AttentionLipschitz(Study):
         if not found:
             return self._nothing()
         number, block, module, heads = found[part]
-        batch = data.test.batch(range(min(self.images, len(data.test))))
+        batch = first_examples(data, "test", self.images, "attention-lipschitz.images")
         tokens = _inputs(model, module, batch.x.to(heads.out.device))
         index = batch.index.to(tokens.device)
         measured = torch.stack([_stretch(module, scale * tokens, index, seed) for scale in (1.0, *self.scales)])

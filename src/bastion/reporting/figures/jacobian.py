@@ -120,7 +120,7 @@ def _aggregates(comparison: Comparison, case: MeasuredCase) -> Figure:
 def _aggregates_caption(comparison: Comparison, case: MeasuredCase) -> str:
     modes = {row.name: int(row.facts.columns[f"{case.label}/forward_mode"].max()) for row in comparison.rows}
     said = [
-        f" {name}: {count} spectra took forward mode, as an operation has no second derivative."
+        f" {name}: {count} searches took forward mode, as an operation has no second derivative."
         for name, count in modes.items()
         if count
     ]

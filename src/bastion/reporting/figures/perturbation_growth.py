@@ -74,13 +74,13 @@ def growth(facts: Facts, case: MeasuredCase) -> Growth:
 
 def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
     """∏(1 + σ) and exp(Σσ) times the length at the input, by block; none without singular values."""
-    spectra = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
-    if not spectra:
+    found = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
+    if not found:
         return []
-    branch = values(facts, spectra[0], "branch")
+    branch = values(facts, found[0], "branch")
     if branch.shape != entering.shape:
         return []
-    block = values(facts, spectra[0], "block") if "block" in spectra[0].columns else np.full_like(branch, np.nan)
+    block = values(facts, found[0], "block") if "block" in found[0].columns else np.full_like(branch, np.nan)
     between = entering / attacked[:, :-1]  # 1, but where something stands between two blocks
     factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
     first = attacked[:, :1]
