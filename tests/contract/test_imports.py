@@ -33,7 +33,8 @@ ROOTS = {
     "attention",
     "patches",
     "corruptions",
-    "spectra",
+    "jacobians",
+    "memory",
 }
 # room -> the rooms it may import besides ROOTS and itself
 ARROWS: dict[str, set[str]] = {

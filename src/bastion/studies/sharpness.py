@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import Attack, Threat
+from bastion.memory import check_memory
 from bastion.settings import AtLeastOne, Count, Positive, settings
 from bastion.studies import studies
 from bastion.studies.examples import SplitName, device_of, first_examples
 from bastion.studies.hessian import hutchinson, lanczos
-from bastion.studies.memory import check_memory
 from bastion.studies.weight_space import (
     WeightLoss,
     Weights,

@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from tests.vits import right_batch, small_vit
 from torch import Tensor, nn
 
-from bastion import Threat
+from bastion import Threat, memory
 from bastion.attacks.pgd import fgsm
 from bastion.errors import BastionError
 from bastion.models import Classifier
 from bastion.models.checkpoint import digest
 from bastion.settings import SettingsError
-from bastion.studies import memory
 from bastion.studies.hessian import hutchinson, lanczos
 from bastion.studies.sharpness import Sharpness
 from bastion.studies.weight_space import WeightLoss, trained_weights

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bastion.errors import BastionError
-from bastion.spectra.jacobian import Branch, Function, Jacobian
+from bastion.jacobians.products import Branch, Function, Jacobian
 
 
 def dense(function: Function, x: Tensor) -> Tensor:

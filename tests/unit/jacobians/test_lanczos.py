@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bastion.spectra.lanczos import Spectrum, largest
+from bastion.jacobians.lanczos import Spectrum, largest
 
 SHAPES = [(40, 40), (30, 90), (90, 30)]
 PRESCRIBED: dict[str, Sequence[float]] = {
