@@ -21,7 +21,14 @@ def passes(recipe: Recipe) -> int:
     attack = recipe.objective.plain().get("attack")
     steps = attack.get("steps", 1) if attack else 0  # fgsm-rs has no steps to give
     again = epochs - perturb.after if perturb else 0
-    return round(epochs * steps + (epochs + again) * LOSS[recipe.objective.name])
+    return round(epochs * steps + (epochs + again) * loss_passes(recipe))
+
+
+def loss_passes(recipe: Recipe) -> int:
+    """Where RSPC's two networks have different aims, two more backward passes."""
+    objective = recipe.objective.plain()
+    aims = objective.get("minimize", "alignment"), objective.get("maximize")
+    return LOSS[objective["name"]] + (2 if aims[1] not in (None, aims[0]) else 0)
 
 
 def table(folder: str) -> str:

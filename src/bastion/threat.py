@@ -98,6 +98,11 @@ def length(norm: Norm, offset: Tensor) -> Tensor:
     return flat.abs().amax(1) if norm == "linf" else flat.abs().sum(1)  # many times faster than `vector_norm`
 
 
+def at_size(length: float, x: Tensor) -> float:
+    """An l2 length that papers state for images of 224×224, on images like x: in proportion to √pixels."""
+    return length * math.sqrt(math.prod(x.shape[2:])) / 224
+
+
 def headroom(x: Tensor, direction: Tensor) -> Tensor:
     """How far each pixel can go: up to 1 where the direction is positive, down to 0 elsewhere."""
     return (x - (direction > 0).to(x.dtype)).abs()

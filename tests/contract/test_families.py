@@ -55,6 +55,18 @@ def test_blocks_and_taps_agree(model: Classifier) -> None:
     assert all(output.isfinite().all() for output in taps.blocks.values())
 
 
+def test_outputs_of_attention_blocks_have_the_batch_in_front(model: Classifier) -> None:
+    """So that the halves of a batch can be compared block by block, windows or not."""
+    x = torch.rand(2, *model.shape)
+    with torch.no_grad(), model.tap("blocks") as both:
+        model(x)
+    with torch.no_grad(), model.tap("blocks") as second:
+        model(x[1:])
+    for name in (block.name for block in model.blocks() if block.attends):
+        assert both.blocks[name].ndim in (3, 4)
+        assert torch.allclose(both.blocks[name][1:], second.blocks[name], atol=1e-4), name
+
+
 def test_attention_maps_are_distributions_or_an_error_says_there_are_none(model: Classifier) -> None:
     assert model.spec is not None
     name = model.spec["name"]

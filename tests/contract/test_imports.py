@@ -33,6 +33,7 @@ ROOTS = {
     "attention",
     "patches",
     "corruptions",
+    "spectra",
 }
 # room -> the rooms it may import besides ROOTS and itself
 ARROWS: dict[str, set[str]] = {

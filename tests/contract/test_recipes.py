@@ -153,7 +153,7 @@ def test_robust_training_shows_its_over_fitting() -> None:
 
 def test_images_with_copies_in_training_choose_no_epoch() -> None:
     names = [name for name in NAMES if name.startswith("rspc/") and load_recipe(name).extra]
-    assert len(names) == 29
+    assert len(names) == 31
     assert {load_recipe(name).validate_.choose for name in names} == {"last"}
 
 

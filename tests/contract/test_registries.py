@@ -36,6 +36,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two-phase": {"threat": THREAT_SPEC, "share": 0.5, "attack": PAIR, "first": 1},
     "transfer": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "distortion": {"norm": "linf", "attack": {"name": "minimal", "fab_steps": 5, "steps": 5, "bisections": 3}},
+    "perturbation": {"attack": {"name": "pgd", "steps": 2}},
+    "synthesis": {"steps": 2},
+    "frequency": {"cutoffs": [0.1, 0.3], "attack": {"name": "pgd", "steps": 2}},
+    "perturbation-growth": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "patch-fool": {"steps": 5},
     "ensemble": {"members": PAIR["members"]},
     **{name: {"steps": 20} for name in ("fab", "fab-t", "apgd", "apgd-ce", "apgd-dlr", "apgd-t")},
@@ -43,7 +47,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "square": {"queries": 100},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},
 }
-ATTENDING = {"patch-fool", "pna", "self-ensemble"}  # attacks that refuse models without attention
+ATTENDING = {"patch-fool", "pna", "self-ensemble", "attention-stability"}  # that refuse models without attention
+LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}  # probes that refuse models without blocks
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
 # Thousands of passes, by members that are tested here one by one.
 ATTACKS = [pytest.param(name, marks=pytest.mark.slow) if name == "autoattack" else name for name in attacks.names()]
@@ -64,8 +69,8 @@ def _attack(name: str) -> Attack:
 
 @pytest.fixture
 def victim(name: str, tiny_model: Classifier) -> Classifier:
-    """A model that the attack takes."""
-    return _vit() if name in ATTENDING else tiny_model
+    """A model that the attack or the probe takes."""
+    return _vit() if name in ATTENDING | LOOKING_INSIDE else tiny_model
 
 
 @pytest.fixture
@@ -167,13 +172,13 @@ class TestObjectives:
 @pytest.mark.parametrize("name", probes.names())
 class TestProbes:
     def test_facts_have_one_row_per_example_and_do_not_depend_on_the_rest(
-        self, options: dict[str, Any], tiny_model: Classifier, batch: Batch
+        self, options: dict[str, Any], victim: Classifier, batch: Batch
     ) -> None:
         probe = probes.build(options)
-        facts = probe(tiny_model.eval(), batch, seed=0)
+        facts = probe(victim.eval(), batch, seed=0)
         assert facts
         assert all(len(fact) == 12 for fact in facts.values())
-        part = probe(tiny_model, batch.select(torch.tensor([4, 1])), seed=0)
+        part = probe(victim, batch.select(torch.tensor([4, 1])), seed=0)
         for fact, value in part.items():
             assert torch.allclose(value.double(), facts[fact][[4, 1]].double(), atol=1e-5, equal_nan=True), fact
 

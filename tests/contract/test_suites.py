@@ -16,6 +16,9 @@ from bastion.attacks.patchfool import PatchFool
 from bastion.attacks.pgd import PGD, fgsm
 from bastion.measuring.worker import build_case
 from bastion.papers import read_paper
+from bastion.probes.attention_stability import AttentionStability
+from bastion.probes.occlusion import Occlusion
+from bastion.probes.patch_confidence import PatchConfidence
 from bastion.recipe_files import PAPERS, shipped
 from bastion.suite import Suite, load_suite
 
@@ -80,6 +83,11 @@ PROTOCOLS: dict[str, Protocol] = {
     "multinorm": {"linf": ("linf", 8 / 255, AA), "l2": ("l2", 0.5, AA), "l1": ("l1", 12.0, AA)},
     "distortion": {norm: (norm, None, Minimal()) for norm in ("linf", "l2", "l1")},
     "radius": {"distance": ("linf", None, Minimal())},
+    # Debenedetti 2022, Sec. 4.3.1; step as in the code
+    "interpretability": {
+        "perturbation": ("linf", 4 / 255, PGD(steps=100, rel_step=1.5 / 100)),
+        "frequency": ("linf", 4 / 255, PGD()),
+    },
     "quick": {"apgd-ce-10": ("linf", 8 / 255, APGD(steps=10))},
 }
 
@@ -111,6 +119,16 @@ def test_the_resolution_suite_is_the_grid_of_table_5_with_an_l2_radius_that_grow
             case = cases[f"linf eps={level}/255 size={size}"]
             assert case.data == {"size": size} and case.spec["threat"]["eps"] == level / 255
             assert build_case(case).attack == APGD(steps=40, loss="dlr", targets=3)
+
+
+@pytest.mark.parametrize(("suite", "size"), [("guo2023", 16), ("occlusion", 4)])
+def test_given_masks_are_those_of_the_figures(suite: str, size: int) -> None:
+    """Guo et al. 2023: 10 % of the patches; 100 masks in Fig. 2, PGD-5 and severity 5 in Fig. 1, one mask in Fig. 5."""
+    found = {case.label: build_case(case) for case in load_suite(suite).cases()}
+    common = {"share": 0.1, "size": size}
+    assert found["occlusion"] == Occlusion(masks=100, **common)
+    assert found["confidence"] == PatchConfidence(eps=8 / 255, rel_step=2 / 8, steps=5, sigma=0.38, **common)
+    assert found["attention"] == AttentionStability(masks=1, **common)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def ascend(
     *,
     steps: int,
     size: float,
-    sparsity: float,
+    sparsity: float = 0.01,
     dense: bool = False,
     momentum: NotNegative = 0.0,
     mask: Tensor | None = None,

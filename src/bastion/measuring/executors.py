@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,8 @@ _worker: Worker | BastionError  # one per worker process; why it could not start
 
 def in_processes(job: Job, work: Work, workers: int) -> None:
     _check_portable(job)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0)))
+    context = _context()
+    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0), dict(os.environ)))
     waiting, pending, stored = deque(work.tasks), dict[Future[Column | None], Task](), 0
     try:
         while waiting or pending:
@@ -100,9 +101,20 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
                 process.terminate()
 
 
-def _start(job: Job, turns: Any) -> None:
+def _context() -> BaseContext:
+    """Torch is imported once for all workers, where the system can fork; it takes seconds."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([Worker.__module__])
+    return context
+
+
+def _start(job: Job, turns: Any, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     end_with_parent()
+    os.environ.clear()  # a process that forks them has the one of its own start
+    os.environ.update(environment)
     torch.set_num_threads(1)
     global _worker
     try:

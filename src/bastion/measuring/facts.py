@@ -20,7 +20,7 @@ from bastion.measuring.order import measured_positions
 from bastion.measuring.sampling import TwoPhase, confidence_sequence, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
-from bastion.suite import CORRECT, Role, written
+from bastion.suite import CORRECT, SHARE_RIGHT, Role, written
 
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
@@ -64,7 +64,7 @@ class MeasuredAggregate(_Part):
 
     @property
     def is_accuracy(self) -> bool:
-        return self.kind in ("worst", "mean") and self.column == CORRECT
+        return self.kind in ("worst", "mean") and self.column in (CORRECT, SHARE_RIGHT)
 
 
 class Published(_Part):
@@ -153,6 +153,10 @@ class Facts:
                 return case
         raise BastionError(f"no probe '{label}' in this measurement; it has {', '.join(self.labels)}")
 
+    def at(self, label: str, column: str, positions: Column) -> Column:
+        """The column's rows of the examples at these positions, such as those that have pictures."""
+        return np.asarray(self.columns[f"{label}/{column}"][self.row_numbers(label, positions)])
+
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
@@ -187,7 +191,10 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        return self.estimate(self.aggregate_column(name))
+        found = self.estimate(self.aggregate_column(name))
+        if not self.about.aggregates[name].is_accuracy:
+            return found
+        return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))  # of few images it may be wider
 
     def aggregate_column(self, name: str) -> Column:
         """(n,): made example by example, so that its interval knows that all probes saw the same examples."""
@@ -288,6 +295,10 @@ class Facts:
         case = self.case(label)
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
+    def row_numbers(self, label: str, positions: Column) -> Column:
+        """Where examples are in the columns: not at their positions in the split, if the measurement stopped early."""
+        return np.searchsorted(self.about.positions(self.case(label)), positions)
+
     @property
     def checks(self) -> int:
         """How many sanity checks were made."""
@@ -317,6 +328,7 @@ class Facts:
                 ("", "", self._phases(label, phased)),
             ]
         rows += self._distances()
+        rows += self._analyses()
         rows += [(name, "", text) for name, text in self._scalars().items()]
         about = self.about
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
@@ -349,6 +361,20 @@ class Facts:
                 yield case.label, NORMS.get(norm, norm), text
                 for radius, accuracy in self.curve(case.label, case.radii).items():
                     yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
+
+    def _analyses(self) -> Iterator[tuple[str, str, str]]:
+        """Of probes that analyse: mean and spread of what is one number per example."""
+        labels = [case.label for case in self.with_role("analysis")]
+        for name, e in self.estimates().items():
+            label, _, column = name.rpartition("/")
+            values = self.columns[name]
+            if label in labels and values.dtype != bool and e.n:
+                spread = float(np.nanstd(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
+                yield (
+                    f"{label}: {column}",
+                    "",
+                    f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}",
+                )
 
     def _scalars(self) -> dict[str, str]:
         return {name.replace("/", ": "): f"{value:,.7g}" for name, value in self.scalars().items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import field
 from typing import ClassVar
@@ -10,17 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bastion import forward, journal, storage
-from bastion.acceleration import Accelerated, accelerate
+from bastion import forward, journal
 from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import is_adversarial, run_attack
-from bastion.errors import BastionError
 from bastion.forward import misclassified
-from bastion.models import checkpoint
-from bastion.models.columns import columns_of, take_columns
-from bastion.models.load import load, locate
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
+from bastion.probes.other_models import identity, other_logits, other_model
 from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
 
@@ -56,23 +51,17 @@ class Transfer(Probe):
         return describe_attack(self.attack, self.threat)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "identity", _identity(self.source))
+        object.__setattr__(self, "identity", identity(self.source))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
-        accelerated = getattr(model, "enabled", True)
-        shape, columns = tuple(batch.x.shape[1:]), columns_of(model)
-        source = _source(self.source, self.identity, shape, batch.x.device, accelerated, columns)
+        where = "probe transfer, source"
+        source = other_model(self.source, self.identity, model, batch, where)
         with journal.opened() as notes:
             x = run_attack(self.attack, source, batch, self.threat, seed=seed)
         inside = self.threat.contains(batch.x, x)
         with torch.no_grad():
             clean, logits = forward.logits(model, batch.x), forward.logits(model, x)
-            source_logits = forward.logits(source, x)
-        if source_logits.shape != logits.shape:
-            raise BastionError(
-                f"probe transfer: source {self.source} has {source_logits.shape[1]} classes, the measured model "
-                f"{logits.shape[1]}; take a source that was trained on the same data"
-            )
+        source_logits = other_logits(source, x, logits.shape[1], f"{where} {self.source}")
         right = ~misclassified(clean, batch.y)
         fooled = right & is_adversarial(self.threat, batch.x, x, logits, batch.y)
         source_fooled = is_adversarial(self.threat, batch.x, x, source_logits, batch.y)
@@ -87,29 +76,3 @@ class Transfer(Probe):
             "clean": batch.x,
             "adversarial": x,
         }
-
-
-def _identity(source: str) -> str:
-    """Changes with the weights of the model and with how they are used."""
-    card = checkpoint.read_card(locate(source))
-    return storage.fingerprint(card.model_dump(mode="json", exclude={"about", "format", "logits"}), digits=16)
-
-
-@functools.lru_cache(maxsize=8)
-def _source(
-    name: str,
-    identity: str,
-    shape: tuple[int, int, int],
-    device: torch.device,
-    accelerated: bool,
-    columns: tuple[int, ...] | None,
-) -> Accelerated:
-    """Loaded when it is first needed, and once in each process."""
-    source = load(name).to(device)
-    if _identity(name) != identity:
-        raise BastionError(f"probe transfer: source {name} changed on the disk while it was used; measure again")
-    source.check_input(shape, f"probe transfer, source {name}")
-    if columns is not None:
-        chosen = take_columns(source, source.num_classes, columns, f"probe transfer, source {name}: the class map")
-        return accelerate(chosen, enabled=accelerated)
-    return accelerate(source, enabled=accelerated)

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from bastion import storage
-from bastion.errors import BastionError
 from bastion.measuring.facts import Facts, MeasuredCase, MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
 from bastion.reporting.grids import class_name
-from bastion.reporting.tables import ReportedRun, threat_text
+from bastion.reporting.pictures import Picture, data_uri, rescaled, to_bytes
+from bastion.reporting.tables import Comparison, ReportedRun, threat_text
 from bastion.suite import written
 
 EXAMPLES = 8
 _FACTS = ("before", "in_budget", "label", "prediction")
-
-
-@dataclass(frozen=True)
-class Picture:
-    source: str  # a data URI
-    caption: str  # what the model sees in it
-    verdict: str  # right or wrong
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ class _Kept:
 
     def right(self, positions: Column) -> Column:
         """(len(positions),) bool: classified right when clean."""
-        before, label = (self.facts.columns[f"{self.label}/{name}"][positions] for name in ("before", "label"))
+        before, label = (self.facts.at(self.label, name, positions) for name in ("before", "label"))
         return np.asarray(before == label)
 
 
@@ -106,8 +96,8 @@ def _gallery(kept: _Kept, positions: Column) -> Gallery:
     facts, label = kept.facts, kept.label
     rows = np.searchsorted(kept.pictures["position"], positions)
     clean, adversarial = kept.pictures["clean"][rows], kept.pictures["adversarial"][rows]
-    fact = {name: facts.columns[f"{label}/{name}"][positions] for name in _FACTS}
-    scale, scale_text = _scale(facts.case(label).threat, adversarial - clean)
+    fact = {name: facts.at(label, name, positions) for name in _FACTS}
+    scale, scale_text = pixel_scale(facts.case(label).threat, adversarial - clean)
     examples = [
         _example({name: column[row] for name, column in fact.items()}, facts, clean[row], adversarial[row], scale)
         for row in range(len(positions))
@@ -115,12 +105,24 @@ def _gallery(kept: _Kept, positions: Column) -> Gallery:
     return Gallery(label, threat_text(facts, label), scale_text, examples)
 
 
+def side_by_side(comparison: Comparison, label: str) -> tuple[Column, list[dict[str, Column]]]:
+    """Positions of the examples that every row has pictures of under this probe, and each row's pictures of them."""
+    kept = [row.facts.pictures(label) for row in comparison.rows]
+    if not all(kept):
+        return np.zeros(0, np.int64), []
+    positions = functools.reduce(np.intersect1d, [each["position"] for each in kept])
+    rows = [np.searchsorted(each["position"], positions) for each in kept]
+    return positions, [
+        {name: column[chosen] for name, column in each.items()} for each, chosen in zip(kept, rows, strict=True)
+    ]
+
+
 def choose(right: Column) -> Column:
     """The first examples, those that most models get right on the clean image before the others."""
     return np.argsort(-right.astype(np.int64), kind="stable")[:EXAMPLES]
 
 
-def _scale(threat: MeasuredThreat | None, delta: Column) -> tuple[float, str]:
+def pixel_scale(threat: MeasuredThreat | None, delta: Column) -> tuple[float, str]:
     """ε bounds each pixel of an ℓ∞ perturbation; for any other, the largest change in sight takes its place."""
     if threat and threat.norm == "linf":
         return threat.eps, f"ε = {written(threat.eps)}"
@@ -133,33 +135,13 @@ def _example(fact: Mapping[str, Any], facts: Facts, clean: Column, adversarial: 
     outside = "" if fact["in_budget"] else "outside the budget: does not count"
     return Example(
         truth=truth,
-        clean=_judged(clean, before, right=bool(fact["before"] == fact["label"]), remark=f"is {truth}"),
-        adversarial=_judged(adversarial, after, right=bool(fact["prediction"] == fact["label"]), remark=outside),
+        clean=judged(clean, before, right=bool(fact["before"] == fact["label"]), remark=f"is {truth}"),
+        adversarial=judged(adversarial, after, right=bool(fact["prediction"] == fact["label"]), remark=outside),
         perturbation=data_uri(rescaled(adversarial - clean, scale)),
     )
 
 
-def _judged(image: Column, seen: str, *, right: bool, remark: str) -> Picture:
+def judged(image: Column, seen: str, *, right: bool, remark: str) -> Picture:
     """The remark is only for mistakes."""
     caption = seen if right or not remark else f"{seen} ({remark})"
     return Picture(data_uri(to_bytes(image)), caption, "right" if right else "wrong")
-
-
-def rescaled(delta: Column, scale: float) -> Column:
-    """(δ + ε) / 2ε as bytes: −ε is black, no change is grey, +ε is white."""
-    return to_bytes((delta + scale) / (2 * scale) if scale > 0 else np.full_like(delta, 0.5))
-
-
-def to_bytes(image: Column) -> Column:
-    """Pixels in [0,1] to 0 … 255."""
-    levels: Column = np.rint(255 * np.clip(image.astype(np.float64), 0, 1)).astype(np.uint8)
-    return levels
-
-
-def data_uri(image: Column) -> str:
-    """A PNG of (C, H, W) bytes with one or three channels."""
-    if image.shape[0] not in (1, 3):
-        raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
-    file = io.BytesIO()
-    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

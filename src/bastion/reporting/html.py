@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from bastion import recipe_yaml, storage
 from bastion.measuring.facts import Facts, MeasuredCase, Measurement, mixture
-from bastion.reporting import figures, plots, svg, tables, wording
+from bastion.reporting import figures, pictures, plots, tables, wording
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
@@ -81,11 +81,10 @@ def environment() -> jinja2.Environment:
         "amount": wording.amount,
         "radius": wording.radius,
         "norm": wording.norm_sign,
-        "sign": lambda mark: svg.MARKERS[svg.marker(mark)],
-        "colour": lambda mark: f"var(--run-{mark % svg.COLOURS})",
         "significant": is_significant,
         "key": id,
     }
+    result.globals |= {"picture": pictures.figure, "run_mark": pictures.run_mark}
     return result
 
 

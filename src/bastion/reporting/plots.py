@@ -20,7 +20,7 @@ from bastion.reporting.wording import norm_sign, percent
 _BACKING = {"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
 _ROW, _GAP, _HEAD, _FOOT = 22, 34, 18, 40  # of the accuracy chart, in pixels
 _STAGE = 40  # height of a stage of the waterfall
-_WIDTH, _HEIGHT = 360, 260  # of a panel
+WIDTH, HEIGHT = 360, 260  # of a panel
 _BINS = 24
 _LEVELS = (1, 2, 4, 8, 16, 32, 64)  # between ticks of an ℓ∞ radius
 
@@ -66,7 +66,7 @@ def waterfall(row: Row, label: str, key: str) -> Markup:
     stages = [(name, after.value) for name, after in row.facts.stages(label).items()]
     columns = row.facts.columns
     before = float((row.facts.correct(label) | (columns[f"{label}/fooled_by"] >= 0)).mean())
-    with svg.figure(_WIDTH, _STAGE * (1 + len(stages)) + 42) as figure:
+    with svg.figure(WIDTH, _STAGE * (1 + len(stages)) + 42) as figure:
         axes = svg.axes(figure, left=2, right=8, top=2, bottom=40)
         axes.set(xlim=(0, 100), ylim=(_STAGE * (1 + len(stages)), 0), xticks=range(0, 101, 20), yticks=[])
         axes.grid(axis="x")
@@ -87,13 +87,13 @@ def waterfall(row: Row, label: str, key: str) -> Markup:
 
 
 def curve_panel(chart: CurveChart, chance: float, key: str) -> Markup:
-    """Accuracy over a radius or a size, all runs; bands are 95 % intervals."""
-    label = f"radius ε ({norm_sign(chart.norm)})" if chart.norm else "image size (pixels)"
-    with svg.figure(_WIDTH, _HEIGHT) as figure:
+    """Accuracy over a radius, a size or whatever else, all runs; bands are 95 % intervals."""
+    label = chart.xlabel or (f"radius ε ({norm_sign(chart.norm)})" if chart.norm else "image size (pixels)")
+    with svg.figure(WIDTH, HEIGHT) as figure:
         axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
-        _head(axes, f"{chart.title}: accuracy (%)")
+        head(axes, f"{chart.title}: accuracy (%)")
         for line in chart.lines:
-            _draw_line(axes, line, is_step=chart.is_step)
+            draw_line(axes, line, is_step=chart.is_step)
         axes.set(ylim=(0, 100), yticks=range(0, 101, 20))
         axes.set_xlabel(label)
         axes.axhline(100 * chance, color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
@@ -101,19 +101,19 @@ def curve_panel(chart: CurveChart, chance: float, key: str) -> Markup:
         if chart.norm:
             axes.set_xlim(0, last or 1)
             _radius_ticks(axes, chart.norm, last)
-        else:
+        elif not chart.xlabel:
             axes.set_xticks(sorted({x for line in chart.lines for x in line.x}))
         axes.grid(axis="y")
         return svg.inline(figure, key, f"{chart.title}: accuracy over {label}")
 
 
-def _head(axes: Axes, text: str) -> None:
+def head(axes: Axes, text: str) -> None:
     """What is on the y axis, above it and not beside it."""
     axes.set_ylabel(text, rotation=0, ha="left", color=svg.INK, fontsize=13)
     axes.yaxis.set_label_coords(-0.09, 1.06)
 
 
-def _draw_line(axes: Axes, line: Line, *, is_step: bool) -> None:
+def draw_line(axes: Axes, line: Line, *, is_step: bool) -> None:
     paint = svg.colour(line.mark)
     low, value, high = (_percents(line.estimates, name) for name in ("low", "value", "high"))
     step: Any = {"step": "post"} if is_step else {}
@@ -144,9 +144,9 @@ def distance_panel(label: str, shown: Sequence[Distances], key: str) -> Markup:
     norm = shown[0].norm
     values = np.concatenate([each.found for each in shown])
     last = float(values.max(initial=0)) or 1.0
-    with svg.figure(_WIDTH, _HEIGHT) as figure:
+    with svg.figure(WIDTH, HEIGHT) as figure:
         axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
-        _head(axes, f"{label}: images")
+        head(axes, f"{label}: images")
         for each in shown:
             paint = svg.colour(each.mark)
             counts, edges = np.histogram(each.found, bins=_BINS, range=(0, last))

@@ -28,9 +28,10 @@ class Line:
 @dataclass(frozen=True)
 class CurveChart:
     title: str
-    norm: str  # of the radius; empty: x is an image size
+    norm: str  # of the radius; empty: x is an image size, or what `xlabel` says
     is_step: bool  # made of distances, so exact at every radius
     lines: list[Line]
+    xlabel: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from bastion.measuring.facts import NORMS
 from bastion.measuring.intervals import Estimate
 from bastion.suite import written
@@ -21,6 +23,23 @@ def points(fraction: float) -> str:
 
 def interval(estimate: Estimate) -> str:
     return f"{percent(estimate.low)}–{percent(estimate.high)}"
+
+
+def with_interval(estimate: Estimate) -> str:
+    """`57.7 % (51.7–63.7)`; a single example has no interval."""
+    return f"{percent(estimate.value)} %" + (f" ({interval(estimate)})" if math.isfinite(estimate.low) else "")
+
+
+def share_cell(estimate: Estimate) -> Markup:
+    """Of a table: a share in percent above its interval, which ends where shares do."""
+    inside = estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
+    return Markup("<b>{} %</b><small>{}</small>").format(percent(estimate.value), interval(inside))
+
+
+def quantity_cell(estimate: Estimate) -> Markup:
+    """Of a table: a number of unknown size above its interval."""
+    value, low, high = map(quantity, estimate[:3])
+    return Markup("<b>{}</b><small>{} to {}</small>").format(value, low, high)
 
 
 def quantity(value: float) -> str:

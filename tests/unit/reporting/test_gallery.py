@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from PIL import Image
 
 from bastion.errors import BastionError
 from bastion.measuring.facts import Columns, Facts, MeasuredThreat
+from bastion.measuring.runner import measure
 from bastion.measuring.store import Column
-from bastion.reporting.gallery import choose, data_uri, galleries, rescaled, to_bytes
+from bastion.models import Classifier
+from bastion.reporting.gallery import choose, galleries
+from bastion.reporting.pictures import data_uri, rescaled, to_bytes
 from bastion.reporting.tables import read_runs
+from bastion.types import DataSet
 
 
 def decoded(source: str) -> Column:
@@ -130,3 +135,19 @@ def test_all_models_are_shown_on_the_same_images(make_run: MakeRun) -> None:
     assert [each.clean.source for each in one.examples] == [each.clean.source for each in other.examples]
     right = [[each.clean.verdict == "right" for each in gallery.examples] for gallery in (one, other)]
     assert sorted(right[0], reverse=True) == right[0]  # what a gets right b does too, and so comes first
+
+
+def test_pictures_of_a_measurement_that_stopped_early_stand_beside_their_own_facts(
+    tiny_data: DataSet, tiny_model: Classifier, tmp_path: Path
+) -> None:
+    """Its positions in the split are scattered, and larger than the number of rows."""
+    attack = {"name": "adversarial", "threat": {"norm": "linf", "eps": 0.01}, "attack": {"name": "pgd", "steps": 1}}
+    facts = measure(
+        tiny_model, tiny_data, {"probes": {"pgd": attack}}, folder=tmp_path, batch_size=4, until=0.7, keep=4
+    )
+    assert facts.about.population == 40 and max(facts.pictures("pgd")["position"]) >= facts.n
+    ((_, (gallery,)),) = galleries(read_runs([tmp_path]))
+    shown = {decoded(example.clean.source).tobytes(): example.truth for example in gallery.examples}
+    for position in facts.pictures("pgd")["position"]:
+        image, label = tiny_data.test.batch([position]).x[0], int(tiny_data.test.labels[position])
+        assert shown[np.rint(255 * image.numpy()).astype(np.uint8).tobytes()] == tiny_data.classes[label]

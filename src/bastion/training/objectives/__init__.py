@@ -4,4 +4,3 @@ from bastion.registry import Registry
 from bastion.types import Objective
 
 objectives: Registry[Objective] = Registry("objective", __name__, Objective)
-objectives.announce("rspc")

@@ -1,0 +1,41 @@
+"""Images that excite units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.reporting.figures import Figure, figures
+from bastion.reporting.grids import class_name
+from bastion.reporting.pictures import Picture, data_uri, grid
+from bastion.reporting.tables import Comparison, Row
+
+COLUMNS = 4
+
+
+@figures.register("feature-visualisation")
+def feature_visualisation(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    """A grid for each model, and the images that the search began with, if they are images."""
+    return [_of_case(comparison, case) for case in cases]
+
+
+def _of_case(comparison: Comparison, case: MeasuredCase) -> Figure:
+    panels = [
+        grid(row.run.mark, row.name, _pictures(row, case), columns=COLUMNS, about=f"Excites a unit of {row.name}")
+        for row in comparison.rows
+    ]
+    if case.spec.get("start") == "image":
+        first = comparison.rows[0].facts.columns[f"{case.label}/start"]
+        starts = [Picture(data_uri(image)) for image in first]
+        panels.insert(0, grid(None, "start", starts, columns=COLUMNS, about="Start"))
+    caption = "Below a picture is the unit, and its activation at the start and at the end of the search."
+    return Figure(f"Images that excite units ({case.label})", panels, caption, legend=False)
+
+
+def _pictures(row: Row, case: MeasuredCase) -> list[Picture]:
+    columns = [row.facts.columns[f"{case.label}/{name}"] for name in ("image", "unit", "before", "activation")]
+    made = []
+    for image, unit, before, after in zip(*columns, strict=True):
+        name = class_name(row.facts.about.classes, unit) if case.spec.get("layer") == "logits" else unit
+        made.append(Picture(data_uri(image), f"{name}\n{before:.2g} → {after:.2g}".replace("-", "−")))
+    return made

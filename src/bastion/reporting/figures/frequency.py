@@ -1,0 +1,45 @@
+"""Accuracy over the cut-off of a filter, on images and under perturbations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.reporting.figures import Figure, figures
+from bastion.reporting.plots import curve_panel
+from bastion.reporting.robustness_curves import CurveChart, Line
+from bastion.reporting.tables import Comparison
+
+# By what is filtered: the columns, and what their charts are called.
+FILTERED = {
+    "images": {"low_pass": "low-passed", "high_pass": "high-passed"},
+    "perturbations": {"attack_low_pass": "δ low-passed", "attack_high_pass": "δ high-passed"},
+}
+
+
+@figures.register("frequency")
+def frequency(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    return [
+        _figure(comparison, case, what, f"{key}-{number}-{what}")
+        for number, case in enumerate(cases)
+        for what in FILTERED
+    ]
+
+
+def _figure(comparison: Comparison, case: MeasuredCase, what: str, key: str) -> Figure:
+    cutoffs = [float(each) for each in case.spec["cutoffs"]]
+    panels = []
+    for column, title in FILTERED[what].items():
+        lines = [
+            Line(row.run.mark, cutoffs, [row.facts.estimate(right) for right in seen.T])
+            for row in comparison.rows
+            for seen in [row.facts.columns[f"{case.label}/{column}"]]
+        ]
+        chart = CurveChart(title, "", False, lines, "cut-off (cycles per pixel)")
+        panels.append(curve_panel(chart, comparison.chance, f"{key}-{column}"))
+    caption = (
+        f"Only frequencies up to the cut-off, or only those above it, are left of the {what}. "
+        "Bands are 95 % intervals, the dotted line is chance."
+    )
+    where = "on filtered images" if what == "images" else f"under filtered perturbations, {case.threat}"
+    return Figure(f"Accuracy {where} ({case.label})", panels, caption)

@@ -1,0 +1,50 @@
+"""Where the energy of gradients and perturbations lies, over runs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.plots import HEIGHT, WIDTH, draw_line, head
+from bastion.reporting.robustness_curves import Line
+from bastion.reporting.tables import Comparison
+
+HIGHEST = 0.5**0.5  # cycles per pixel, along the diagonal
+
+
+def energy_panel(comparison: Comparison, label: str, shape: Sequence[int] | None, title: str, key: str) -> Markup:
+    """Shares of the energy in rings of frequencies; dotted: those of white noise on images of this shape."""
+    columns = [row.facts.columns[f"{label}/energy"] for row in comparison.rows]
+    bins = columns[0].shape[1]
+    centres = [(ring + 0.5) * HIGHEST / bins for ring in range(bins)]
+    with svg.figure(WIDTH, HEIGHT) as figure:
+        axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
+        head(axes, f"{title} (%)")
+        for row, column in zip(comparison.rows, columns, strict=True):
+            draw_line(axes, Line(row.run.mark, centres, by_ring(column)), is_step=False)
+        if shape is not None:
+            flat = 100 * white_noise(shape[-2], shape[-1], bins)
+            axes.plot(centres, flat, color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
+        axes.set_xlim(0, HIGHEST)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("frequency (cycles per pixel)")
+        axes.grid(axis="y")
+        return svg.inline(figure, key, f"{title} by frequency")
+
+
+def by_ring(energy: Column) -> list[Estimate]:
+    """The mean share of each ring over the examples that have any energy."""
+    return [estimate(column.astype(np.float64)) for column in energy.T]
+
+
+def white_noise(height: int, width: int, bins: int) -> Column:
+    """(bins,): the share of all frequencies that lies in each ring, as `energy_shares` of the probes has them."""
+    rows, columns = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)
+    ring = (np.sqrt(rows**2 + columns**2) * (bins / HIGHEST) + 1e-9).astype(np.int64).clip(max=bins - 1)
+    shares: Column = np.bincount(ring.ravel(), minlength=bins) / ring.size
+    return shares

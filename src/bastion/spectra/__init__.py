@@ -1,0 +1,1 @@
+"""Singular values of Jacobians by products alone: no Jacobian is ever stored."""
