@@ -54,7 +54,7 @@ ATTENDING = {
     "attention-stability",
     "rspc",
 }  # that refuse models without attention
-LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}  # probes that refuse models without blocks
+LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
 # Thousands of passes, by members that are tested here one by one.
 ATTACKS = [pytest.param(name, marks=pytest.mark.slow) if name == "autoattack" else name for name in attacks.names()]
