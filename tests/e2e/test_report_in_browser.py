@@ -32,10 +32,14 @@ SUITE = {
         "distance": {"name": "distortion", "norm": "linf", "attack": {"name": "minimal", "steps": 2}},
         "foggy": {"name": "accuracy", "role": "corruption"},
         "noisy": {"name": "accuracy", "role": "corruption"},
+        "delta": {"name": "perturbation", "attack": PGD},
     },
     "studies": {"size": "complexity"},
 }
-SECTIONS = ["accuracy", "security", "distances", "corruptions", "classes", "pictures", "training", "cost", "details"]
+SECTIONS = [
+    "accuracy", "security", "distances", "corruptions", "analysis", "classes", "pictures", "training", "cost",
+    "details",
+]  # fmt: skip
 
 FACTS = """(() => {
   const style = (element) => getComputedStyle(element);
@@ -97,7 +101,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     facts = tab.run(FACTS)
     assert facts["overflow"] == 0
     assert facts["sections"] == SECTIONS
-    assert facts["images"] == 2 * 24  # eight examples of two attacks, at the larger radius
+    assert facts["images"] == 2 * 24 + 24  # eight examples of two attacks, at the larger radius; six perturbations
     assert facts["unseen"] == 0
     assert facts["crisp"]
 
@@ -108,7 +112,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     assert pixels[2, 2].tolist() == pixels[2, width - 3].tolist() == background
 
     accuracy, *panels = facts["charts"]
-    assert len(panels) == 2 + 1 + 3  # security curves, distances, training
+    assert len(panels) == 2 + 1 + 1 + 3  # security curves, distances, energy of perturbations, training
     for box in (accuracy, *panels):
         assert 0 <= box[0] < box[2] <= width
     assert holds(pixels, accuracy, run)
