@@ -103,9 +103,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     facts = tab.run(FACTS)
     assert facts["overflow"] == 0
     assert facts["sections"] == SECTIONS
-    assert (
-        facts["images"] == 2 * 24 + 2 * 8 + 3 * 4 + 24
-    )  # of two attacks at the larger radius; occlusion, patches, perturbations
+    assert facts["images"] == 2 * 24 + 2 * 8 + 3 * 4 + 24  # attacks, occlusion, patches, perturbations
     assert facts["unseen"] == 0
     assert facts["crisp"]
 

@@ -129,3 +129,31 @@ def test_data_verify_prints_the_hashes(bastion: Bastion) -> None:
     result = bastion("data", "verify", "cifar10-mini")
     parts = [line.split()[0] for line in result.stdout.splitlines()]
     assert parts == ["train_images", "train_labels", "test_images", "test_labels"]
+
+
+def test_data_deepaugment_says_what_it_made_and_how_to_use_it(
+    bastion: Bastion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bastion.deepaugment import fit, generate
+    from bastion.recipe import load_recipe
+
+    monkeypatch.setattr(generate, "WORST", 0.0)  # two steps teach nothing
+    monkeypatch.setattr(fit, "LOOKED_AT", 16)
+    words = ("data", "deepaugment", "cifar10-mini", "-o", "made", "--limit", "40", "--steps", "2")
+    result = bastion(*words)
+    assert result.code == 0, result.stderr
+    *described, where, yaml, first, second = result.stdout.splitlines()
+    assert [line.partition(";")[0] for line in described] == ["made/edsr.npz: 40 images", "made/cae.npz: 40 images"]
+    (tmp_path / "mine.yaml").write_text("\n".join(["extends: tiny/demo-standard", yaml, first, second]))
+    assert where == "in a recipe:" and len(load_recipe(tmp_path / "mine.yaml").extra) == 2
+    other = bastion(*words, "--seed", "1")
+    assert (other.code, len(other.stderr.splitlines())) == (1, 1)
+    assert "made was made otherwise (seed: 0 -> 1); give another folder" in other.stderr
+    assert bastion(*words[:-1], "0").code == 2
+    assert "unknown data set 'cifar-10'; did you mean 'cifar10'" in bastion(*words[:2], "cifar-10", *words[3:]).stderr
+
+
+def test_the_default_number_of_steps_is_that_of_the_networks(bastion: Bastion) -> None:
+    from bastion.deepaugment import fit
+
+    assert f"[default: {fit.STEPS}]" in bastion("data", "deepaugment", "--help").stdout
