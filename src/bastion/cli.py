@@ -61,12 +61,23 @@ def train(
 
 @app.command()
 def measure(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, or zoo/NAME.")],
-    suite: Annotated[str, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file.")] = "demo",
+    model: Annotated[str, typer.Argument(help="A run, a model folder, zoo/NAME, or timm/NAME with its weights.")],
+    suite: Annotated[
+        str | None, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file. Default: demo.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead of a suite: an attack (see `bastion list attacks`), and checks; repeatable."),
+    ] = None,
+    norm: Annotated[str, typer.Option(help="With --attack: linf, l2 or l1.")] = "linf",
+    eps: Annotated[
+        list[str] | None, typer.Option(help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255.")
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
-            help="A data set; parameters as NAME:key=value,key=value, e.g. imagefolder:root=/data/imagenette."
+            help="A folder of class folders, or a data set; parameters as NAME:key=value,key=value, e.g. "
+            "imagefolder:root=/data/imagenette,size=160."
         ),
     ] = "cifar10-mini",
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
@@ -90,6 +101,7 @@ def measure(
         str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts, for jobs that share one --run.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Examples that are measured and stored together.")] = 128,
+    keep: Annotated[str, typer.Option(help="Of how many examples pictures are kept, or `all`.")] = "16",
     acceleration: Annotated[
         bool, typer.Option(help="Let attacks run a cheaper copy of the model; verdicts are always of the model itself.")
     ] = True,
@@ -104,29 +116,45 @@ def measure(
     from bastion.measuring.runner import measure as measure_model
     from bastion.measuring.runner import measure_shard
 
+    wanted, changes = _wanted_suite(suite, attack or [], norm, eps or [], change or [])
     options: dict[str, Any] = {
-        "changes": change or (),
+        "changes": changes,
         "split": split,
         "limit": limit,
         "workers": workers,
         "budget": budget,
         "seed": seed,
         "batch_size": batch_size,
+        "keep": int(keep) if keep.isdecimal() else keep,
         "acceleration": acceleration,
         "folder": run,
     }
     if shard is not None:
         if until is not None:
             raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
-        own, others = measure_shard(model, parse_data(data), suite, shard=shard, **options)
+        own, others = measure_shard(model, data, wanted, shard=shard, **options)
         said = f"{own} of its batches are open; " if own else ""
         rest = f"{others} batches of all shards are open" if others else "all shards are done"
         following = "run the same command without --shard when they are done" if others else "run it without --shard"
         stdout.print(f"shard {shard}: {said}{rest}; {following} for the result", soft_wrap=True, markup=False)
         return
-    facts = measure_model(model, parse_data(data), suite, until=until, **options)
+    facts = measure_model(model, data, wanted, until=until, **options)
     if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
+        stdout.print(f"next: bastion report {facts.run.folder}", soft_wrap=True, markup=False)
+
+
+def _wanted_suite(
+    suite: str | None, attacks: list[str], norm: str, eps: list[str], changes: list[str]
+) -> tuple[Any, list[str]]:
+    """A suite, or what one of these attacks would say; and the changes to it."""
+    if not attacks:
+        return suite or "demo", [*changes, *([f"eps=[{','.join(eps)}]"] if eps else [])]
+    if suite is not None:
+        raise BastionError("measure: --attack makes a suite of its own; give it or --suite, not both")
+    from bastion.measuring.evaluate import attack_suite, radius
+
+    return attack_suite(attacks, norm, [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
 
 
 @app.command()
@@ -331,10 +359,11 @@ def data_deepaugment(
 ) -> None:
     """Distort the training images by two image-to-image networks (DeepAugment). Re-run the same command to resume."""
     from bastion.data import datasets
+    from bastion.data.given import named_data
     from bastion.deepaugment.generate import deepaugment
 
     weights = {kind: path for kind, path in (("edsr", edsr), ("cae", cae)) if path}
-    data = datasets.build(parse_data(name))
+    data = datasets.build(named_data(name))
     done = deepaugment(data, output, weights=weights, limit=limit, steps=steps, seed=seed)
     lines = [*map(str, done), "in a recipe:", "extra:"]
     lines += [f"  - data: {{name: npz, path: {each.path}, classes: {len(data.classes)}}}" for each in done]
@@ -356,20 +385,6 @@ def demo(
 def warnings_in_yellow(tables: str) -> Text:
     lines = [Text(line, style="yellow" if line.startswith("warning: ") else "") for line in tables.splitlines()]
     return Text("\n").join(lines)
-
-
-def parse_data(text: str) -> dict[str, Any]:
-    """`imagefolder:root=/data,size=160` as a spec."""
-    from bastion.recipe_yaml import read_value
-
-    name, _, rest = text.partition(":")
-    spec: dict[str, Any] = {"name": name}
-    for pair in filter(None, rest.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise BastionError(f"--data {text}: expected NAME:key=value,key=value, got '{pair}'")
-        spec[key] = read_value(value, f"--data {text}")
-    return spec
 
 
 def main() -> None:

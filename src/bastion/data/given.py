@@ -68,7 +68,7 @@ def as_data(
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, str | Path):
-        return _named(str(given))
+        return named_data(str(given))
     if isinstance(given, DataLoader):
         pairs = _rows(given, limit)
     elif isinstance(given, Dataset):
@@ -227,7 +227,7 @@ def _check_lengths(images: int, labels: int) -> None:
         raise BastionError(f"data: {images} images, but {labels} labels")
 
 
-def _named(text: str) -> dict[str, Any]:
+def named_data(text: str) -> dict[str, Any]:
     """`cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
     name, _, rest = text.partition(":")
     if not rest and Path(text).is_dir():

@@ -128,13 +128,16 @@ def evaluate(
     """
     chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
     radii = [radius(each) for each in ([eps] if isinstance(eps, str | int | float) else eps)]
-    suite = _suite(chosen, norm, radii, checks=checks)
+    suite = attack_suite(chosen, norm, radii, checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
         return measure(model, data, suite, folder=Path(folder) / "run", keep=keep, **options).in_memory()
 
 
-def _suite(chosen: Sequence[Attacks], norm: Norm, radii: Sequence[float], *, checks: bool) -> dict[str, Any]:
+def attack_suite(
+    chosen: Sequence[Attacks], norm: Norm, radii: Sequence[float], *, checks: bool = True
+) -> dict[str, Any]:
+    """What a suite of these attacks would say: clean accuracy, each attack at each radius, checks."""
     if not chosen or not radii:
         raise BastionError("evaluate: give at least one attack and one eps")
     names = [_label(each) for each in chosen]
