@@ -116,8 +116,8 @@ class Shard(NamedTuple):
     def __str__(self) -> str:
         own = f"{self.own} of its batches are open; " if self.own else ""
         rest = f"{self.total} batches of all shards are open" if self.total else "all shards are done"
-        following = "run the same command without --shard when they are done" if self.total else "run it without --shard"
-        return f"shard {self.name}: {own}{rest}; {following} for the result"
+        following = "the same command without --shard when they are done" if self.total else "it without --shard"
+        return f"shard {self.name}: {own}{rest}; run {following} for the result"
 
 
 def measure_shard(
