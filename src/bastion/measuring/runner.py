@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,6 +112,20 @@ def measure(
             return _written(plan, n, anew=done > 0, merge=launched is None or launched.main)
 
 
+class Shard(NamedTuple):
+    """How far a shard is: batches that are open."""
+
+    name: str
+    own: int
+    total: int  # of every shard
+
+    def __str__(self) -> str:
+        own = f"{self.own} of its batches are open; " if self.own else ""
+        rest = f"{self.total} batches of all shards are open" if self.total else "all shards are done"
+        following = "the same command without --shard when they are done" if self.total else "it without --shard"
+        return f"shard {self.name}: {own}{rest}; run {following} for the result"
+
+
 def measure_shard(
     model: nn.Module | str | Path,
     data: Any = "cifar10-mini",
@@ -121,11 +135,11 @@ def measure_shard(
     workers: int | None = 1,
     budget: float | None = None,
     **options: Any,
-) -> tuple[int, int]:
+) -> Shard:
     """Measure a part of what `measure` with the same arguments would: `"2/8"` is the second of eight parts.
 
     For jobs that know nothing of each other and write to one folder, such as those of a Slurm array. When all of them
-    are done, `measure` finds everything stored. Returns how many batches of this shard, and of all, are still open.
+    are done, `measure` finds everything stored.
     """
     if dist.is_torchelastic_launched():
         raise BastionError("shard: torchrun shares out the work already; use one of the two")
@@ -136,7 +150,7 @@ def measure_shard(
     tasks = plan.worker.tasks(plan.order)
     mine = [task for task in tasks if (task.case + task.batch) % count == number - 1]
     _execute(plan, mine, Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget), workers)
-    return len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks))
+    return Shard(shard, len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks)))
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ class Comparison:
     def threat(self, label: str) -> str:
         """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack; an estimate says that it is one."""
         text = threat_text(self.rows[0].facts, label)
-        return f"{text}, {TWO_PHASE}" if label in self.phased else text
+        unsaid = label in self.phased and "two-phase" not in label
+        return f"{text}, {TWO_PHASE}" if unsaid else text
 
     @property
     def phased(self) -> list[str]:
