@@ -428,21 +428,20 @@ class Facts:
                     yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
 
     def _analyses(self) -> Iterator[tuple[str, str, str]]:
-        """Of probes that analyse: mean and spread of what is one number per example."""
-        labels = [case.label for case in self.with_role("analysis")]
+        """Of probes that analyse: mean and spread of what is one number per example and in no aggregate."""
+        labels = {case.label for case in self.with_role("analysis")}
+        summed = {f"{label}/{each.column}" for each in self.about.aggregates.values() for label in each.members}
         for name, e in self.estimates().items():
             label, _, column = name.rpartition("/")
             values = self.columns[name]
-            if label in labels and values.dtype != bool and e.n:
-                spread = float(np.nanstd(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
-                yield (
-                    f"{label}: {column}",
-                    "",
-                    f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}",
-                )
+            if label in labels and name not in summed and values.dtype != bool and e.n:
+                spread = float(np.std(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
+                text = f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}"
+                yield f"{label}: {column}", "", text
 
     def _scalars(self) -> dict[str, str]:
-        return {name.replace("/", ": "): f"{value:,.7g}" for name, value in self.scalars().items()}
+        finite = {name: value for name, value in self.scalars().items() if math.isfinite(value)}
+        return {name.replace("/", ": "): f"{value:,.7g}" for name, value in finite.items()}
 
     def _remarks(self) -> list[str]:
         told = [self._stopped(), *self.left_out(), mixture(self.about), adaptation(self.about)]

@@ -82,9 +82,9 @@ def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
         return []
     block = values(facts, found[0], "block") if "block" in found[0].columns else np.full_like(branch, np.nan)
     between = entering / attacked[:, :-1]  # 1, but where something stands between two blocks
-    factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
     first = attacked[:, :1]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # exp of a large value is infinite, as a bound may be
+        factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
         return [np.hstack([first, first * np.cumprod(between * each, axis=1)]) for each in factors]
 
 
@@ -107,8 +107,9 @@ def _panel(row: Row, grown: Growth, key: str) -> Markup:
         for name, (column, colour, style, width) in lines.items():
             if column is not None:
                 middle = np.median(column, axis=0)
-                axes.plot(blocks, middle, color=colour, linestyle=style, linewidth=width)
-                ends.append((float(middle[-1]), name))
+                finite = np.isfinite(middle)
+                axes.plot(blocks[finite], middle[finite], color=colour, linestyle=style, linewidth=width)
+                ends.append((float(middle[finite][-1]), name))
         _name_ends(axes, ends)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.set_xlim(0, blocks[-1])
@@ -150,8 +151,10 @@ def _gain(column: Column) -> str:
 
 
 def _number(value: float) -> str:
-    """Exponential growth: 142.5, 4.7·10⁵."""
-    if not np.isfinite(value) or value < 1e4:
+    """Exponential growth: 142.5, 4.7·10⁵, ∞."""
+    if np.isinf(value):
+        return "∞"
+    if value < 1e4:
         return quantity(value)
     power = int(np.log10(value))
     return f"{value / 10**power:.1f}·10{str(power).translate(SUPERSCRIPTS)}"
