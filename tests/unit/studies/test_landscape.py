@@ -167,12 +167,11 @@ def test_the_plan_is_told_at_a_terminal_before_the_first_part(
     tiny_model: Classifier, tiny_data: DataSet, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = {"studies": {"loss": {"name": "landscape", "points": 3, "n": 24}}}
-    for terminal, told in (
-        (False, ""),
-        (True, "loss: 9 points × 24 images = 216 forward passes; 3 of 3 parts to do\n"),
-    ):
+    plan = "loss: 9 points × 24 images = 216 forward passes; 3 of 3 parts to do\n"
+    for terminal, told in ((False, ""), (True, plan)):
         said = io.StringIO()
-        monkeypatch.setattr(runner, "console", Console(file=said, force_terminal=terminal, width=200))
+        shown = Console(file=said, force_terminal=terminal, width=200, highlight=False)
+        monkeypatch.setattr(runner, "console", shown)
         measure(tiny_model, tiny_data, suite, folder=tmp_path / str(terminal))
         assert said.getvalue() == told
         measure(tiny_model, tiny_data, suite, folder=tmp_path / str(terminal))
