@@ -33,6 +33,8 @@ PAGES = [
     "docs/measuring.md",
     "docs/corruptions.md",
     "docs/occlusion.md",
+    "docs/weights-and-loss.md",
+    "docs/generalization.md",
     "docs/data.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
