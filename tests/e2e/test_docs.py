@@ -28,6 +28,7 @@ PAGES = [
     "docs/intervals.md",
     "docs/measuring.md",
     "docs/corruptions.md",
+    "docs/interpretability.md",
     "docs/data.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
