@@ -18,7 +18,11 @@ from bastion.measuring.facts import MeasuredAggregate, MeasuredCase, MeasuredThr
 from bastion.measuring.intervals import wilson
 from bastion.run import PROVENANCE, Run, environment
 
-FAMILIES = ("resnet", "wide-resnet", "vit", "xcit", "convnext", "swin", "cait")
+FAMILIES = {
+    **dict.fromkeys(("resnet", "wide-resnet", "convnext"), "CNN"),
+    **dict.fromkeys(("vit", "swin", "cait"), "Transformer"),
+    "xcit": "hybrid",
+}
 DATA = {
     "cifar10": {"name": "cifar10", "split": "test", "fingerprint": "c1fa", "digest": "8193b3fb"},
     "imagenet": {"name": "imagenet", "split": "val", "fingerprint": "1mag", "digest": "77aa01cc"},
@@ -80,7 +84,7 @@ def make_many(folder: Path, count: int) -> None:
     """Runs with accuracies and sizes as published models have them."""
     draw = np.random.default_rng(0)
     for number in range(count):
-        family = FAMILIES[number % len(FAMILIES)]
+        family = list(FAMILIES)[number % len(FAMILIES)]
         run = make_run(folder / f"{family}-{number:04d}")
         clean = float(draw.uniform(0.45, 0.95))
         linf = clean * float(draw.uniform(0.3, 0.75))
@@ -89,7 +93,8 @@ def make_many(folder: Path, count: int) -> None:
         doubts = ("zero-gradient",) if number % 50 == 7 else ()
         parameters = round(10 ** float(draw.uniform(5.5, 8.5)))
         n = 1000 if number % 10 else 256
-        summarize(run, clean, robust, n=n, data=data, doubts=doubts, parameters=parameters)
+        said = {"data": data, "doubts": doubts, "parameters": parameters, "category": FAMILIES[family]}
+        summarize(run, clean, robust, n=n, **said)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-data_app = typer.Typer(help="Get and check data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="Get, check and augment data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 stdout = Console(highlight=False)
 
@@ -176,12 +176,20 @@ def leaderboard(
     robustbench: Annotated[
         Path | None, typer.Option(help="Also write RobustBench's JSON files of model information to this folder.")
     ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Draw numbers over a setting of the recipes, e.g. optimizer.l1."),
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="Pair models whose names differ by this word, e.g. convstem."),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page about all measured models below a folder."""
     from bastion.reporting.leaderboard import leaderboard as write_leaderboard
     from bastion.reporting.leaderboard_files import write_csv, write_robustbench
 
-    boards, problems = write_leaderboard(folder, output)
+    boards, problems = write_leaderboard(folder, output, over=over, pair=pair)
     for problem in problems:
         stderr.print(f"warning: left out: {problem}", soft_wrap=True, markup=False)
     count = sum(len(board.entries) for board in boards)
@@ -309,6 +317,28 @@ def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> N
 
     for part, digest in verify(name).items():
         stdout.print(f"{part:<14} {digest}", soft_wrap=True, markup=False)
+
+
+@data_app.command("deepaugment")
+def data_deepaugment(
+    name: Annotated[str, typer.Argument(help="The data set; parameters as NAME:key=value,key=value.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for networks and images.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N training images.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each network.")] = 600,
+    edsr: Annotated[Path | None, typer.Option(help="Weights of the EDSR-like network, from another folder.")] = None,
+    cae: Annotated[Path | None, typer.Option(help="Weights of the CAE-like network, from another folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+) -> None:
+    """Distort the training images by two image-to-image networks (DeepAugment). Re-run the same command to resume."""
+    from bastion.data import datasets
+    from bastion.deepaugment.generate import deepaugment
+
+    weights = {kind: path for kind, path in (("edsr", edsr), ("cae", cae)) if path}
+    data = datasets.build(parse_data(name))
+    done = deepaugment(data, output, weights=weights, limit=limit, steps=steps, seed=seed)
+    lines = [*map(str, done), "in a recipe:", "extra:"]
+    lines += [f"  - data: {{name: npz, path: {each.path}, classes: {len(data.classes)}}}" for each in done]
+    stdout.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
 @app.command()

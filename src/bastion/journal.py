@@ -28,14 +28,18 @@ class Journal:
     checked: set[str] = field(default_factory=set)  # codes that were looked for
     had_gradient: set[int] = field(default_factory=set)  # where a search began
 
+    def passes(self, index: Tensor) -> dict[str, Tensor]:
+        """Forward and backward passes that were spent on each of these examples."""
+        examples = index.tolist()
+        return {
+            "forwards": torch.tensor([self.forwards[each] for each in examples]),
+            "backwards": torch.tensor([self.backwards[each] for each in examples]),
+        }
+
     def columns(self, index: Tensor, fooled: Tensor, inside: Tensor) -> dict[str, Tensor]:
         """What a probe stores of it, example by example, given whom the attack fooled and what was in its budget."""
         examples = index.tolist()
-        columns = {
-            "forwards": torch.tensor([self.forwards[each] for each in examples]),
-            "backwards": torch.tensor([self.backwards[each] for each in examples]),
-            "warning.out-of-budget": ~inside.cpu(),
-        }
+        columns = {**self.passes(index), "warning.out-of-budget": ~inside.cpu()}
         for code in sorted(self.checked):
             shown = self.notices.get(code, set())
             columns[f"warning.{code}"] = torch.tensor([shown is None or each in shown for each in examples])

@@ -14,6 +14,16 @@ from bastion.errors import BastionError
 ROUNDING = 1e-9  # 0.1 · 30 is three patches, not four
 
 
+def token_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns: the largest grid of the image's proportions that so many tokens, class tokens too, allow."""
+    common = math.gcd(height, width)
+    rows, columns = height // common, width // common
+    side = math.isqrt(tokens // (rows * columns))
+    if not side:
+        raise BastionError(f"{tokens} tokens are no grid of an image of {height}×{width}")
+    return side * rows, side * columns
+
+
 @dataclass(frozen=True)
 class Grid:
     """The patches of an image, numbered row by row; those at the right and the bottom edge may be cut off."""

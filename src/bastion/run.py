@@ -5,7 +5,7 @@ provenance.json      the run's id, versions, machine, command, seed
 log.jsonl            one line per logged step and per epoch
 tensorboard/         the same numbers for TensorBoard
 checkpoints/         training state, the last few
-model/               weights and card
+model/               weights and card; networks that the objective trained beside the model
 epochs/              models of single epochs, where they are compared after training
 facts/               one folder per probe, one file per block of examples
 measurements/        which probes make up a measured suite

@@ -144,6 +144,7 @@ def _describe_model(model: Classifier, macs: int) -> str:
     rows = {
         "input": "×".join(map(str, model.shape)),
         "classes": str(model.num_classes),
+        "category": model.category or "not declared",
         "parameters": f"{complexity.parameters(model):,}",
         "MACs": f"{macs / 1e9:.3f} G per image (multiply-accumulates, the papers' FLOPs)",
     }

@@ -252,6 +252,11 @@ class Probe:
     def describe(self) -> Description:
         return Description()
 
+    @property
+    def batches(self) -> int:
+        """So many usual batches are given to it at once: more than one, if most examples cost it little."""
+        return 1
+
 
 class Study:
     """Looks at a whole model. Subclasses are frozen dataclasses of their settings.
@@ -265,6 +270,10 @@ class Study:
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return 1
+
+    def plan(self, model: nn.Module, data: DataSet) -> str:
+        """What all parts take, told before the first of them; empty for a study of seconds."""
+        return ""
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         raise NotImplementedError

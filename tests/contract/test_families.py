@@ -11,8 +11,9 @@ import torch
 
 from bastion.errors import BastionError
 from bastion.models import checkpoint, complexity, models
-from bastion.models.classifier import Classifier
+from bastion.models.classifier import Backbone, Classifier
 from bastion.models.model_stats import count, stored
+from bastion.models.weight_kinds import weights
 
 pytestmark = pytest.mark.xdist_group("families")  # its fixtures are made once
 
@@ -54,6 +55,18 @@ def test_blocks_and_taps_agree(model: Classifier) -> None:
     assert all(output.isfinite().all() for output in taps.blocks.values())
 
 
+def test_outputs_of_attention_blocks_have_the_batch_in_front(model: Classifier) -> None:
+    """So that the halves of a batch can be compared block by block, windows or not."""
+    x = torch.rand(2, *model.shape)
+    with torch.no_grad(), model.tap("blocks") as both:
+        model(x)
+    with torch.no_grad(), model.tap("blocks") as second:
+        model(x[1:])
+    for name in (block.name for block in model.blocks() if block.attends):
+        assert both.blocks[name].ndim in (3, 4)
+        assert torch.allclose(both.blocks[name][1:], second.blocks[name], atol=1e-4), name
+
+
 def test_attention_maps_are_distributions_or_an_error_says_there_are_none(model: Classifier) -> None:
     assert model.spec is not None
     name = model.spec["name"]
@@ -67,6 +80,16 @@ def test_attention_maps_are_distributions_or_an_error_says_there_are_none(model:
     for attention in taps.attention.values():
         assert attention.ndim == 4 and attention.shape[0] % 2 == 0
         assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-4)
+
+
+def test_attending_blocks_have_weights_of_every_kind_that_attention_has(model: Classifier) -> None:
+    assert model.spec is not None
+    found = weights(model)
+    expected = {"qkv"} if "botnet" in model.spec["name"] else {"qkv", "projection", "feed-forward"}
+    for number, block in enumerate(model.blocks()):
+        if block.attends:
+            assert expected <= {weight.kind for weight in found if weight.block == number}
+    assert {"qkv", "projection"}.isdisjoint(weight.kind for weight in found) or KNOWN[model.spec["name"]].attention
 
 
 def test_saved_and_loaded_is_the_same(model: Classifier, tmp_path: Path) -> None:
@@ -91,14 +114,30 @@ def test_an_example_does_not_see_the_others(model: Classifier) -> None:
         assert torch.allclose(precise(x)[1:2], precise(x[1:2]), atol=1e-9)
 
 
-def _parameters(spec: Any) -> int:
+CATEGORIES = {  # Sec. 3.1 of Tang et al. 2022
+    "CNN": {"resnet", "resnext", "wrn", "preact-resnet", "vgg", "densenet"},
+    "Transformer": {"vit", "mixer", "poolformer", "swin"},
+    "hybrid": {"vitae", "cct", "mobilevit", "cpvt", "botnet", "ceit", "coatnet", "cvt", "levit", "pvtv2"},
+}
+
+
+def _backbone(spec: Any) -> Backbone:
     with torch.device("meta"):
-        return complexity.parameters(models.build(spec).network)
+        return models.build(spec)
+
+
+def _parameters(spec: Any) -> int:
+    return complexity.parameters(_backbone(spec).network)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_are_as_listed(name: str) -> None:
-    assert _parameters(name) == KNOWN[name].parameters, "count again: python scripts/models_table.py"
+def test_parameters_are_as_listed_and_the_category_is_declared(name: str) -> None:
+    backbone = _backbone(name)
+    parameters = complexity.parameters(backbone.network)
+    assert parameters == KNOWN[name].parameters, "count again: python scripts/models_table.py"
+    assert backbone.category in CATEGORIES
+    for category, members in CATEGORIES.items():
+        assert category == backbone.category or name.removeprefix("cifar/") not in members
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "perturbation": {"attack": {"name": "pgd", "steps": 2}},
     "synthesis": {"steps": 2},
     "frequency": {"cutoffs": [0.1, 0.3], "attack": {"name": "pgd", "steps": 2}},
+    "perturbation-growth": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "patch-fool": {"steps": 5},
     "ensemble": {"members": PAIR["members"]},
     **{name: {"steps": 20} for name in ("fab", "fab-t", "apgd", "apgd-ce", "apgd-dlr", "apgd-t")},
@@ -46,7 +47,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "square": {"queries": 100},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},
 }
-ATTENDING = {"patch-fool", "pna", "self-ensemble"}  # attacks that refuse models without attention
+ATTENDING = {
+    "patch-fool",
+    "pna",
+    "self-ensemble",
+    "attention-stability",
+    "rspc",
+}  # that refuse models without attention
+LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
 # Thousands of passes, by members that are tested here one by one.
 ATTACKS = [pytest.param(name, marks=pytest.mark.slow) if name == "autoattack" else name for name in attacks.names()]
@@ -67,8 +75,8 @@ def _attack(name: str) -> Attack:
 
 @pytest.fixture
 def victim(name: str, tiny_model: Classifier) -> Classifier:
-    """A model that the attack takes."""
-    return _vit() if name in ATTENDING else tiny_model
+    """A model that the attack, objective or probe takes."""
+    return _vit() if name in ATTENDING | LOOKING_INSIDE else tiny_model
 
 
 @pytest.fixture
@@ -144,39 +152,37 @@ def _objective(name: str, model: Classifier, data: DataSet) -> Objective:
 
 @pytest.mark.parametrize("name", objectives.names())
 class TestObjectives:
-    def test_its_loss_trains_the_model(
-        self, name: str, tiny_model: Classifier, tiny_data: DataSet, batch: Batch
-    ) -> None:
-        objective = _objective(name, tiny_model, tiny_data)
-        tiny_model.train()
-        prepared = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
-        losses = objective.loss(tiny_model, prepared)
+    def test_its_loss_trains_the_model(self, name: str, victim: Classifier, tiny_data: DataSet, batch: Batch) -> None:
+        objective = _objective(name, victim, tiny_data)
+        victim.train()
+        prepared = objective.prepare(victim, batch, progress=1.0, seed=0)
+        losses = objective.loss(victim, prepared)
         losses.total.backward()
         assert losses.total.ndim == 0
         assert losses.logits.shape == (12, 3)
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in tiny_model.parameters())
-        assert tiny_model.training
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in victim.parameters())
+        assert victim.training
 
     def test_preparing_leaves_no_gradient_and_is_a_function_of_the_seed(
-        self, name: str, tiny_model: Classifier, tiny_data: DataSet, batch: Batch
+        self, name: str, victim: Classifier, tiny_data: DataSet, batch: Batch
     ) -> None:
-        objective = _objective(name, tiny_model, tiny_data)
-        first = objective.prepare(tiny_model, batch, progress=1.0, seed=1)
-        assert all(p.grad is None for p in tiny_model.parameters())
-        assert torch.equal(objective.prepare(tiny_model, batch, progress=1.0, seed=1).x, first.x)
+        objective = _objective(name, victim, tiny_data)
+        first = objective.prepare(victim, batch, progress=1.0, seed=1)
+        assert all(p.grad is None for p in victim.parameters())
+        assert torch.equal(objective.prepare(victim, batch, progress=1.0, seed=1).x, first.x)
         assert not first.x.requires_grad
 
 
 @pytest.mark.parametrize("name", probes.names())
 class TestProbes:
     def test_facts_have_one_row_per_example_and_do_not_depend_on_the_rest(
-        self, options: dict[str, Any], tiny_model: Classifier, batch: Batch
+        self, options: dict[str, Any], victim: Classifier, batch: Batch
     ) -> None:
         probe = probes.build(options)
-        facts = probe(tiny_model.eval(), batch, seed=0)
+        facts = probe(victim.eval(), batch, seed=0)
         assert facts
         assert all(len(fact) == 12 for fact in facts.values())
-        part = probe(tiny_model, batch.select(torch.tensor([4, 1])), seed=0)
+        part = probe(victim, batch.select(torch.tensor([4, 1])), seed=0)
         for fact, value in part.items():
             assert torch.allclose(value.double(), facts[fact][[4, 1]].double(), atol=1e-5, equal_nan=True), fact
 

@@ -16,6 +16,9 @@ from bastion.attacks.patchfool import PatchFool
 from bastion.attacks.pgd import PGD, fgsm
 from bastion.measuring.worker import build_case
 from bastion.papers import read_paper
+from bastion.probes.attention_stability import AttentionStability
+from bastion.probes.occlusion import Occlusion
+from bastion.probes.patch_confidence import PatchConfidence
 from bastion.recipe_files import PAPERS, shipped
 from bastion.suite import Suite, load_suite
 
@@ -118,6 +121,16 @@ def test_the_resolution_suite_is_the_grid_of_table_5_with_an_l2_radius_that_grow
             assert build_case(case).attack == APGD(steps=40, loss="dlr", targets=3)
 
 
+@pytest.mark.parametrize(("suite", "size"), [("guo2023", 16), ("occlusion", 4)])
+def test_given_masks_are_those_of_the_figures(suite: str, size: int) -> None:
+    """Guo et al. 2023: 10 % of the patches; 100 masks in Fig. 2, PGD-5 and severity 5 in Fig. 1, one mask in Fig. 5."""
+    found = {case.label: build_case(case) for case in load_suite(suite).cases()}
+    common = {"share": 0.1, "size": size}
+    assert found["occlusion"] == Occlusion(masks=100, **common)
+    assert found["confidence"] == PatchConfidence(eps=8 / 255, rel_step=2 / 8, steps=5, sigma=0.38, **common)
+    assert found["attention"] == AttentionStability(masks=1, **common)
+
+
 @pytest.mark.parametrize(
     ("suite", "paper", "absent"),
     [
@@ -141,7 +154,13 @@ def test_worst_cases_are_declared_over_exactly_the_attacks() -> None:
     for name in ("tang2022", "tang2022-imagenette"):  # Eq. 2
         assert list(load_suite(name).members("worst-case")) == ["pgd-20-linf", "autoattack", "pgd-20-l2", "pgd-20-l1"]
     assert list(load_suite("multinorm").members("worst case")) == ["linf", "l2", "l1"]
-    assert load_suite("full").aggregates == load_suite("multinorm").aggregates
+
+
+def test_the_full_suite_has_attacks_in_three_norms_distances_and_every_corruption() -> None:
+    full, parts = load_suite("full"), [load_suite(name) for name in ("multinorm", "corruptions")]
+    assert full.aggregates == parts[0].aggregates | parts[1].aggregates
+    assert full.probes.keys() == {*parts[0].probes, *parts[1].probes, "sanity", *full.curves}
+    assert len(full.members("mean corruption accuracy")) == 15 * 5
 
 
 @pytest.mark.parametrize("name", shipped("suite"))

@@ -32,6 +32,10 @@ WAYS = {
         "optimizer={perturb: {name: sam, size: 0.05}}",
     ),
     "rival": ("objective={name: rival, norm: true, clip: 0.1}", "validate.attack=null", "optimizer.clip_grad=0.5"),
+    "rspc": (
+        "objective={name: rspc, label_smoothing: 0.1, weight: 0.1, corruption_lr: 0.1, grad_scale: 1}",
+        "validate.attack=null",
+    ),
     "sharded": ("objective.attack={name: apgd-train, steps: 2}",),
 }
 ONLY_TOGETHER = {"vit": ("accumulate=2",), "sharded": ("parallel=fsdp", "checkpoint.minutes=1e-6")}
@@ -92,7 +96,15 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: st
     assert len(steps(alone)) == len(steps(together)) == 3
     for one, two in zip(steps(alone), steps(together), strict=True):
         assert one.keys() == two.keys()
-        for key in {"loss", "grad_norm", "robust_accuracy", "lr", "eps", "objective_grad_norm"} & one.keys():
+        for key in {
+            "loss",
+            "grad_norm",
+            "robust_accuracy",
+            "lr",
+            "eps",
+            "alignment",
+            "objective_grad_norm",
+        } & one.keys():
             assert two[key] == pytest.approx(one[key], rel=1e-3), key
     assert torch.allclose(weights(together), weights(alone), atol=2e-4)
     epochs = [[record for record in run.history() if record["kind"] == "epoch"] for run in (alone, together)]
@@ -100,9 +112,10 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: st
     assert epochs[1][0]["val_clean"] == pytest.approx(epochs[0][0]["val_clean"], abs=0.051)
 
 
-def test_an_objectives_own_networks_are_those_of_one_process(tmp_path: Path, both: Path) -> None:
-    alone = train("base/micro", changes=(*CHANGES, *WAYS["rival"]), folder=tmp_path / "run")
-    one, two = (read_state(run.checkpoints / "step-000000003.safetensors") for run in (alone, Run(both / "rival")))
+@pytest.mark.parametrize("way", ["rival", "rspc"])
+def test_an_objectives_own_networks_are_those_of_one_process(tmp_path: Path, both: Path, way: str) -> None:
+    alone = train("base/micro", changes=(*CHANGES, *WAYS[way]), folder=tmp_path / "run")
+    one, two = (read_state(run.checkpoints / "step-000000003.safetensors") for run in (alone, Run(both / way)))
     for name, tensor in one["objective"].items():
         assert torch.allclose(two["objective"][name], tensor, atol=1e-5), name
     for place, state in one["objective_optimizer"]["state"].items():

@@ -2,6 +2,7 @@
 
 Blocks marked `sh` are run, `python` and `yaml` blocks with a file name behind the mark are written to that file, and
 other `python` blocks are run, all in one folder per page and in order. Blocks marked otherwise are for reading.
+The processes are forked from one that has imported torch already (`warm.py`), but for the README's.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+WARM = Path(__file__).parent / "warm.py"
 PAGES = [
     "README.md",
     "docs/tour.md",
@@ -29,6 +33,7 @@ PAGES = [
     "docs/measuring.md",
     "docs/corruptions.md",
     "docs/interpretability.md",
+    "docs/occlusion.md",
     "docs/data.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
@@ -37,19 +42,39 @@ BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 LONG = {"docs/sanity.md"}
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a `bastion` that needs no time to start, and the socket behind it."""
+    folder = tmp_path_factory.mktemp("warm")
+    (folder / "bin").mkdir()
+    command = f'#!/bin/sh\nexec {sys.executable} -S {WARM} {folder / "socket"} "$@"\n'
+    (folder / "bin" / "bastion").write_text(command)
+    (folder / "bin" / "bastion").chmod(0o755)
+    server = subprocess.Popen([sys.executable, str(WARM), str(folder / "socket")])
+    try:
+        while not (folder / "socket").exists():
+            assert server.poll() is None
+            time.sleep(0.05)
+        yield folder
+    finally:
+        server.terminate()
+        server.wait()
+
+
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] if page in LONG else []) for page in PAGES]
 )
-def test_the_page_runs(page: str, tmp_path: Path) -> None:
-    bin_folder = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "COLUMNS": "120"}
+def test_the_page_runs(page: str, tmp_path: Path, warm: Path) -> None:
+    own = Path(sys.executable).parent
+    first, python = (own, [sys.executable]) if page == "README.md" else (warm / "bin", [str(warm / "bin" / "bastion")])
+    env = {**os.environ, "PATH": f"{first}:{own}:{os.environ['PATH']}", "COLUMNS": "120"}
     ran = 0
     for language, name, content in BLOCK.findall((ROOT / page).read_text()):
         if name:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
             continue
-        command = {"sh": ["bash", "-euc", content], "python": [sys.executable, "-c", content]}.get(language)
+        command = {"sh": ["bash", "-euc", content], "python": [*python, "-c", content]}.get(language)
         if command:
             result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
             assert result.returncode == 0, f"{page}:\n{content}\n{result.stderr}"

@@ -25,7 +25,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 CELLS = (
     "[...document.querySelector('.board tbody').rows].filter((r) => !r.hidden).map((r) => r.cells[{}].dataset.value)"
 )
-HEAD = "document.querySelectorAll('.board')[0].querySelectorAll('thead th')"
+HEAD = "document.querySelector('.board table').querySelectorAll('thead th')"
 
 
 def make_page(folder: Path, count: int) -> Path:
@@ -149,6 +149,37 @@ def test_data_and_norm_are_filters(tab: Tab, page: Path) -> None:
     assert any(title.startswith("autoattack l2") for title in titles)
     assert not any(title.startswith("autoattack linf") for title in titles)
     assert tab.complaints() == []
+
+
+def test_the_plot_goes_over_parameters_too_and_has_the_colours_of_categories(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    circles = "[...document.querySelector('.board .plot').querySelectorAll('.point')]"
+    before = tab.run(f"{circles}.length")
+    tab.run(
+        "(() => { const list = document.querySelector('.board .across'); "
+        "list.value = [...list.options].find((each) => each.text === 'Parameters').value; "
+        "list.dispatchEvent(new Event('change')); })()"
+    )
+    assert tab.run(f"{circles}.length") == before - 1  # of one model it is not known how many it has
+    assert "10 M" in tab.run("document.querySelector('.board .plot').textContent")
+    colours = tab.run(f"[...new Set({circles}.map((each) => getComputedStyle(each).fill))].length")
+    assert colours == 3
+    tab.run("document.querySelector('.board .plot').focus()")
+    tab.press("ArrowLeft")
+    assert re.search(r": [\d.]+ [kMG], [\d.]+ %\.$", tab.run("document.querySelector('figcaption output').textContent"))
+    assert tab.complaints() == []
+
+
+def test_sorted_by_category_models_keep_their_rank_inside(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    worst, category = column_of(tab, "worst case"), column_of(tab, "category")
+    tab.click(f".board thead th:nth-child({category + 1}) button")
+    names = tab.run(CELLS.format(category))
+    assert [each for each in names if each] == sorted((each for each in names if each), key=str.lower)
+    for name in ("CNN", "Transformer", "hybrid"):
+        inside = [value for value, each in zip(values(tab, worst), names, strict=True) if each == name and value]
+        assert inside == sorted(inside, reverse=True)
+    assert tab.run("document.querySelectorAll('.board tbody .begins').length") == 3  # and the one without
 
 
 def test_points_are_named_by_keys_and_by_the_mouse(tab: Tab, page: Path) -> None:

@@ -32,14 +32,16 @@ SUITE = {
         "distance": {"name": "distortion", "norm": "linf", "attack": {"name": "minimal", "steps": 2}},
         "foggy": {"name": "accuracy", "role": "corruption"},
         "noisy": {"name": "accuracy", "role": "corruption"},
+        "occlusion": {"name": "occlusion", "masks": 3, "size": 4},
+        "patches": {"name": "patch-confidence", "size": 4},
         "delta": {"name": "perturbation", "attack": PGD},
     },
     "studies": {"size": "complexity"},
 }
 SECTIONS = [
-    "accuracy", "security", "distances", "corruptions", "analysis", "classes", "pictures", "training", "cost",
-    "details",
-]  # fmt: skip
+    *("accuracy", "security", "distances", "corruptions", "analysis"),
+    *("classes", "pictures", "training", "cost", "details"),
+]
 
 FACTS = """(() => {
   const style = (element) => getComputedStyle(element);
@@ -101,7 +103,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     facts = tab.run(FACTS)
     assert facts["overflow"] == 0
     assert facts["sections"] == SECTIONS
-    assert facts["images"] == 2 * 24 + 24  # eight examples of two attacks, at the larger radius; six perturbations
+    assert facts["images"] == 2 * 24 + 2 * 8 + 3 * 4 + 24  # attacks, occlusion, patches, perturbations
     assert facts["unseen"] == 0
     assert facts["crisp"]
 
@@ -112,7 +114,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     assert pixels[2, 2].tolist() == pixels[2, width - 3].tolist() == background
 
     accuracy, *panels = facts["charts"]
-    assert len(panels) == 2 + 1 + 1 + 3  # security curves, distances, energy of perturbations, training
+    assert len(panels) == 2 + 1 + 3 + 3  # security curves, distances, analysis, training
     for box in (accuracy, *panels):
         assert 0 <= box[0] < box[2] <= width
     assert holds(pixels, accuracy, run)
@@ -125,7 +127,7 @@ def test_the_line_of_chance_crosses_no_words_and_the_chart_is_as_wide_as_the_pag
 ) -> None:
     tab.open(page, width=width, height=HEIGHT)
     words, lines = tab.run(WORDS_AND_LINES)
-    assert len(lines) == 5  # one a row: clean, two radii of a curve, an attack, the mean over corruptions
+    assert len(lines) == 6  # one a row: clean, two radii of a curve, an attack, occlusion, the mean over corruptions
     for left, top, right, bottom in words:
         for line in lines:
             assert right <= line[0] or line[2] <= left or bottom <= line[1] or line[3] <= top

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import ADVERSARIAL, QUICK
 
+from bastion.training.trainer import train
+
 pytestmark = pytest.mark.xdist_group("resume")  # its fixtures are made once
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -78,6 +80,24 @@ def test_training_stopped_by_a_signal_ends_with_the_same_weights(
         assert len(digests(whole, pattern)) == count
         assert digests(folder, pattern) == digests(whole, pattern)
     assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_corruption_model_comes_through_a_kill_with_the_same_bits(tmp_path: Path) -> None:
+    """RSPC's own network, its momentum and its file beside the model, after SIGKILL."""
+    changes = (*QUICK, "objective={name: rspc, corruption_lr: 0.1}", "schedule.epochs=4", "checkpoint.minutes=1e-9")
+    whole = train("base/micro", changes=changes, folder=tmp_path / "whole")
+    folder = tmp_path / "run"
+    sets = [word for change in changes for word in ("--set", change)]
+
+    def in_the_middle() -> bool:
+        return (folder / "checkpoints" / "step-000000005.safetensors").exists()
+
+    assert stopped(bastion("train", "base/micro", *sets, "--run", str(folder)), signal.SIGKILL, in_the_middle) == -9
+    assert not (folder / "checkpoints" / "step-000000012.safetensors").exists()
+    train("base/micro", changes=changes, folder=folder, resume=True)
+    for pattern in ("model/*.safetensors", "checkpoints/*"):
+        assert len(digests(whole.folder, pattern)) == 2
+        assert digests(folder, pattern) == digests(whole.folder, pattern)
 
 
 def measure(model: Path, suite: Path, folder: Path, *more: str) -> list[str]:

@@ -133,6 +133,13 @@ def _prepare(model: nn.Module, x: Tensor) -> Form:
 
 def _batch_size(network: nn.Module, x: Tensor) -> int:
     """From what one image's forward pass leaves for the backward pass: a pure function of model and image size."""
+    memory = GPU_MEMORY if x.is_cuda else CPU_CACHE
+    fitting: int = 2 ** int(math.log2(max(memory / saved_bytes(network, x), 1)))
+    return min(max(fitting, BATCH_SIZES[0]), BATCH_SIZES[1])
+
+
+def saved_bytes(network: nn.Module, x: Tensor) -> int:
+    """What a forward pass on x leaves for the backward pass, besides the network's parameters."""
     saved: dict[int, int] = {}
     own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
 
@@ -143,7 +150,4 @@ def _batch_size(network: nn.Module, x: Tensor) -> int:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
         forward.logits(network, x.detach().requires_grad_())
-    memory = GPU_MEMORY if x.is_cuda else CPU_CACHE
-    activations = max(sum(saved.values()), 1)
-    fitting: int = 2 ** int(math.log2(max(memory / activations, 1)))
-    return min(max(fitting, BATCH_SIZES[0]), BATCH_SIZES[1])
+    return max(sum(saved.values()), 1)

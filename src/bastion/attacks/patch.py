@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -16,10 +15,10 @@ from bastion.attacks.losses import LOSSES, LossName, ce
 from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, loss_and_grad
-from bastion.patches import Grid
+from bastion.patches import Grid, token_grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Threat, length
-from bastion.types import Attack, Batch, Tapped
+from bastion.types import Attack, Batch, Tapped, Taps
 
 Choice = Literal["gradient", "random", "attention"]
 SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Patch-Fool
@@ -44,17 +43,31 @@ class PatchPGD(Attack):
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "patch-pgd")
-        x0, loss, steps, sparsity = batch.x, LOSSES[self.loss], self.steps, self.sparsity
-        size = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(steps, 1))
-        grid, best = Grid.of(x0, self.size), Best(x0)
-        best.offer(x0, *evaluate(model, batch, loss))
+        grid, best = Grid.of(batch.x, self.size), Best(batch.x)
+        best.offer(batch.x, *evaluate(model, batch, LOSSES[self.loss]))
         count = grid.share(self.share) if self.share is not None else self.patches
         draws = masks(model, batch, grid, self.choose, count, seed=seed, where="patch-pgd", times=self.restarts)
         for restart, mask in enumerate(draws):
-            draw = rng.key("patch-pgd", restart)
-            x = random_patch(threat, x0, mask, batch.index, seed=seed, draw=draw) if self.random_start else x0
-            ascend(model, batch, threat, loss, x, steps=steps, size=size, sparsity=sparsity, mask=mask, best=best)
+            self.search(model, batch, threat, mask, seed=seed, draw=rng.key("patch-pgd", restart), best=best)
         return best.x
+
+    def search(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        threat: Threat,
+        mask: Tensor,
+        *,
+        seed: int,
+        draw: int,
+        best: Best | None = None,
+    ) -> Tensor:
+        """One search on the pixels of a mask (B, 1, H, W): its last image."""
+        x, loss, steps, sparsity = batch.x, LOSSES[self.loss], self.steps, self.sparsity
+        size = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(steps, 1))
+        if self.random_start:
+            x = random_patch(threat, x, mask, batch.index, seed=seed, draw=draw)
+        return ascend(model, batch, threat, loss, x, steps=steps, size=size, sparsity=sparsity, mask=mask, best=best)
 
 
 @settings
@@ -75,10 +88,14 @@ class FilledPatches(Attack):
         count = self.count(grid)
         draws = masks(model, batch, grid, self.choose, count, seed=seed, where=where, times=self.draws)
         for number, mask in enumerate(draws):
-            filled = self.fill(batch.x, batch.index, mask, threat, seed=seed, draw=rng.key(where, number))
-            x = threat.project(batch.x, torch.where(mask, filled, batch.x))
+            x = self.filled(batch, mask, threat, seed=seed, draw=rng.key(where, number))
             best.offer(x, *evaluate(model, batch.at(x), loss))
         return best.x
+
+    def filled(self, batch: Batch, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
+        """The images with the pixels of a mask (B, 1, H, W) filled."""
+        filled = self.fill(batch.x, batch.index, mask, threat, seed=seed, draw=draw)
+        return threat.project(batch.x, torch.where(mask, filled, batch.x))
 
     def count(self, grid: Grid) -> int:
         """So many patches are filled."""
@@ -203,6 +220,19 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
     Rows and columns are those of the image's tokens; class and register tokens, which come first, are left out.
     Blocks that do not attend over all the tokens they put out (windows, channels) are passed over.
     """
+    logits, taps = attention_taps(model, x, where)
+    maps = [
+        on_the_image(attention.mean(1), x)
+        for name, attention in taps.attention.items()
+        if len(attention) == len(x) and attention.shape[3] == taps.blocks[name].shape[1]
+    ]
+    if not maps:
+        raise BastionError(f"{where}: no block of the model attends over all tokens of the image; take another attack")
+    return logits, maps
+
+
+def attention_taps(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, Taps]:
+    """Logits, and the attention maps and outputs of the model's blocks, in the graph."""
     if not isinstance(model, Tapped):
         raise BastionError(
             f"{where}: needs the attention maps of the model, and {type(model).__name__} does not show any; "
@@ -210,20 +240,12 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
         )
     try:
         with model.tap("attention", "blocks") as taps:
-            logits = forward.logits(model, x)
+            return forward.logits(model, x), taps
     except BastionError as error:
         raise BastionError(
-            f"{where}: needs the attention maps of the model; {error}; take another attack, or leave the probe out of "
-            "the suite (--set probes.LABEL=null)"
+            f"{where}: needs the attention maps of the model; {error}; leave the probe out of the suite (--set "
+            "probes.LABEL=null)"
         ) from error
-    maps = [
-        _on_the_image(attention.mean(1), x)
-        for name, attention in taps.attention.items()
-        if len(attention) == len(x) and attention.shape[3] == taps.blocks[name].shape[1]
-    ]
-    if not maps:
-        raise BastionError(f"{where}: no block of the model attends over all tokens of the image; take another attack")
-    return logits, maps
 
 
 def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, where: str) -> Tensor:
@@ -235,11 +257,7 @@ def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, wh
     return grid.sums(F.interpolate(attention, (grid.height, grid.width), mode="nearest")[:, 0])
 
 
-def _on_the_image(attention: Tensor, x: Tensor) -> Tensor:
-    """(B, queries, rows, columns) of (B, queries, tokens): the largest grid of the image's proportions that fits."""
-    height, width = x.shape[2] // math.gcd(*x.shape[2:]), x.shape[3] // math.gcd(*x.shape[2:])
-    side = math.isqrt(attention.shape[2] // (height * width))
-    rows, columns = side * height, side * width
-    if not rows:
-        raise BastionError(f"attention over {attention.shape[2]} tokens: no grid of a {x.shape[2]}×{x.shape[3]} image")
+def on_the_image(attention: Tensor, x: Tensor) -> Tensor:
+    """(B, queries, rows, columns) of (B, queries, tokens), without class and register tokens, which come first."""
+    rows, columns = token_grid(attention.shape[2], *x.shape[2:])
     return attention[:, :, attention.shape[2] - rows * columns :].reshape(*attention.shape[:2], rows, columns)

@@ -79,6 +79,14 @@ def mean(values: np.ndarray[Any, Any]) -> Estimate:
     return Estimate(centre, centre - half, centre + half, n)
 
 
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """b less a, of two samples that know nothing of each other, from their intervals (Newcombe 1998, method 10)."""
+    value = b.value - a.value
+    low = value - math.hypot(b.value - b.low, a.high - a.value)
+    high = value + math.hypot(b.high - b.value, a.value - a.low)
+    return Estimate(value, low, high, min(a.n, b.n))
+
+
 def estimate(values: np.ndarray[Any, Any]) -> Estimate:
     """The mean of a column of facts: a proportion if it is of yes and no."""
     return wilson(int(values.sum()), len(values)) if values.dtype == bool else mean(values)

@@ -44,6 +44,7 @@ class MHSA(nn.Module):
         "tiny/botnet": Size("BoTNet of 0.7 M parameters for 32×32 images.", (16, 32, 64, 128), (1, 1, 2, 2)),
     },
     paper="Srinivas et al. 2021, Bottleneck transformers",
+    category="hybrid",
     blocks=(Blocks("layer4.*", "tokens"), Blocks("layer*.*")),
 )
 class BoTNet(ResNet):  # type: ignore[misc]  # timm is untyped

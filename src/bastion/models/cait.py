@@ -22,6 +22,7 @@ from bastion.models.stems import check_patches
         ),
     },
     paper="Touvron et al. 2021, Going deeper with image transformers",
+    category="Transformer",
     blocks=(Blocks("blocks.*", "tokens"), Blocks("blocks_token_only.*", "class")),
 )
 def cait(

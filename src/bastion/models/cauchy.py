@@ -5,6 +5,8 @@ All but the mixer of tokens is the same in both, so they tell what self-attentio
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, PatchEmbed
@@ -108,16 +110,8 @@ _COVITS = {
 _AS_THOSE = "for 32×32 images as those of Wang and Ruan"
 
 
-@family(
-    {
-        **{f"vit-cauchy/{name}": _size(f"ViT-{name.upper()} of Wang and Ruan", *size) for name, size in _VITS.items()},
-        **{
-            f"covit/{name}": _size(f"CoViT-{name.upper()} of Wang and Ruan", width, depth, patch, kernels=kernels)
-            for name, (width, depth, patch, kernels) in _COVITS.items()
-        },
-        "tiny/vit-cauchy": _size(f"ViT {_AS_THOSE}", 96, 4, 4, heads=4, img_size=32),
-        "tiny/covit": _size(f"CoViT {_AS_THOSE}", 96, 4, 4, kernels=(3, 3, 3, 3), img_size=32),
-    },
+cauchy = partial(
+    family,
     paper="Wang and Ruan 2022, Understanding adversarial robustness of vision transformers via Cauchy problem",
     blocks=(Blocks("blocks.*", "tokens", having="mixer.qk"), Blocks("blocks.*")),
     renames=(
@@ -132,6 +126,25 @@ _AS_THOSE = "for 32×32 images as those of Wang and Ruan"
         (r"2\.1\.(.*)", r"norm.\1"),
         (r"2\.2\.(.*)", r"head.\1"),
     ),
+)
+
+
+@cauchy(
+    {
+        **{f"vit-cauchy/{name}": _size(f"ViT-{name.upper()} of Wang and Ruan", *size) for name, size in _VITS.items()},
+        "tiny/vit-cauchy": _size(f"ViT {_AS_THOSE}", 96, 4, 4, heads=4, img_size=32),
+    },
+    category="Transformer",
+)
+@cauchy(
+    {
+        **{
+            f"covit/{name}": _size(f"CoViT-{name.upper()} of Wang and Ruan", width, depth, patch, kernels=kernels)
+            for name, (width, depth, patch, kernels) in _COVITS.items()
+        },
+        "tiny/covit": _size(f"CoViT {_AS_THOSE}", 96, 4, 4, kernels=(3, 3, 3, 3), img_size=32),
+    },
+    category="CNN",
 )
 class CauchyTransformer(nn.Module):
     """Blocks on a class token and patches; the mean of them all is normalised and classified.

@@ -70,6 +70,7 @@ class CCTBlock(nn.Module):
         ),
     },
     paper="Hassani et al. 2021, Escaping the big data paradigm with compact transformers",
+    category="hybrid",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class CCT(nn.Module):

@@ -103,6 +103,7 @@ class LayerwiseClassAttention(nn.Module):
         ),
     },
     paper="Yuan et al. 2021, Incorporating convolution designs into visual transformers",
+    category="hybrid",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class CeiT(nn.Module):

@@ -46,6 +46,8 @@ class Card(BaseModel):
     parameters: int
     weights: str = Field(pattern="^[0-9a-f]{64}$")  # `digest` of the model; names the file
     logits: tuple[tuple[float, ...], ...] = ()  # of two fixed images, so that another use of the weights is noticed
+    # `digest` of the networks that its training objective trained beside it; names their file
+    networks: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     about: dict[str, Any] = {}
 
 
@@ -76,12 +78,19 @@ def build_backbone(spec: Mapping[str, Any], path: str = "") -> Backbone:
         ) from error
 
 
-def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write weights and card. `about` is free: where the model comes from, what it reached."""
+def save(
+    model: Classifier,
+    folder: Path,
+    about: Mapping[str, Any] | None = None,
+    networks: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write weights and card. `about` is free: where the model comes from, what it reached.
+
+    `networks` are tensors of what the training objective trained beside the model; they are stored with it.
+    """
     if model.spec is None:
         raise BastionError(f"{folder}: this model was not built from a spec, so no card could rebuild it")
-    folder, weights = Path(folder), digest(model)
-    state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+    folder, state = Path(folder), model.state_dict()
     card = Card(
         model=model.spec,
         mean=tuple(model.mean.flatten().tolist()),
@@ -89,14 +98,20 @@ def save(model: Classifier, folder: Path, about: Mapping[str, Any] | None = None
         shape=model.shape,
         resize=model.resize,
         parameters=complexity.parameters(model),
-        weights=weights,
+        weights=digest_tensors(state),
         logits=tuple(tuple(float(f"{logit:.6g}") for logit in row) for row in _fixed_logits(model, folder).tolist()),
+        networks=digest_tensors(networks) if networks else None,
         about=dict(about or {}),
     )
-    storage.write_bytes(weights_file(folder, weights), encode(state))
+    files = {weights_file(folder, card.weights): state}
+    if networks and card.networks:
+        files[weights_file(folder, card.networks)] = dict(networks)
+    for path, tensors in files.items():
+        plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        storage.write_bytes(path, encode(plain))
     # The card names its weights, so writing it is the one moment at which the new model takes the old one's place.
     storage.write_json(folder / CARD, card.model_dump(mode="json", exclude={"format"}))
-    for other in set(folder.glob("*.safetensors")) - {weights_file(folder, weights)}:
+    for other in set(folder.glob("*.safetensors")) - files.keys():
         other.unlink(missing_ok=True)
 
 
@@ -137,6 +152,18 @@ def load(folder: Path) -> Classifier:
         raise BastionError(f"{path}: damaged, or not the weights that the card tells of; get both again")
     _check_use(model, card, folder)
     return model
+
+
+def load_networks(folder: Path) -> dict[str, Tensor]:
+    """Tensors of the networks that the training objective trained beside the model of a folder; {}: it had none."""
+    named = read_card(folder).networks
+    if named is None:
+        return {}
+    path = weights_file(folder, named)
+    tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}  # no bytes of the file
+    if digest_tensors(tensors) != named:
+        raise BastionError(f"{path}: damaged, or not the networks that the card tells of; get both again")
+    return tensors
 
 
 def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:

@@ -90,6 +90,7 @@ def _trunk(
 @family(
     {"cifar/vit": Size("ViT for CIFAR-10, 9.8 M parameters: 512 wide, 6 deep, MLPs of ratio 1, a head of two layers.")},
     paper="Dosovitskiy et al. 2021, An image is worth 16×16 words",
+    category="Transformer",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 def vit(
@@ -118,6 +119,7 @@ def vit(
         "tiny/cpvt": Size("CPVT small enough for two cores, 1.3 M parameters: 192 wide, 6 deep.", 192, 6),
     },
     paper="Chu et al. 2023, Conditional positional encodings for Vision Transformers",
+    category="hybrid",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 def cpvt(

@@ -19,6 +19,9 @@ from bastion.forward import in_mode
 from bastion.types import Attention, Block, Taps
 
 Resize = Literal["bilinear", "bicubic"]
+# As Tang et al. 2022 group architectures. What they do not name goes by its blocks, whatever the stem: convolutions, no
+# convolutions but for strided ones that make patches, or both.
+Category = Literal["CNN", "Transformer", "hybrid"]
 Renames = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 
 
@@ -47,6 +50,7 @@ class Backbone:
     num_classes: int
     shape: tuple[int, int, int]  # (C, H, W) that it is made for
     paper: str = ""  # that the architecture is from
+    category: Category | None = None  # None: not declared
     blocks: tuple[Blocks, ...] = ()  # of several that include a module, the first counts
     # From the names of tensors in the authors' release to ours: a pattern of the whole name, and what `re.sub` puts.
     renames: Renames = ()
@@ -89,6 +93,7 @@ class Classifier(nn.Module):
         self.size = backbone.shape[1:]
         self.resize = resize
         self.spec = dict(spec) if spec is not None else None
+        self.category = backbone.category
         self._blocks = backbone.blocks
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))

@@ -91,6 +91,7 @@ def _conv(before: int, after: int, stride: int) -> nn.Sequential:
         ),
     },
     paper="Dai et al. 2021, CoAtNet",
+    category="hybrid",
     blocks=(Blocks("stages.*.*", "tokens", having="attn"), Blocks("stages.*.*")),
 )
 class CoAtNet(nn.Module):

@@ -23,6 +23,7 @@ RENAMES = ((r"(.*)\.dwconv\.(.*)", r"\1.conv_dw.\2"), (r"(.*)\.pwconv([12])\.(.*
         "convnext-iso/l": Size("Isotropic ConvNeXt-L: 36 blocks of width 1024 on one grid.", 1024, 36, 1e-6),
     },
     paper="Liu et al. 2022, A ConvNet for the 2020s",
+    category="CNN",
     blocks=BLOCKS,
     renames=RENAMES,
 )

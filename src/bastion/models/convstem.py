@@ -43,6 +43,7 @@ def _layers(stem: Design, own: Layers, img_size: int) -> tuple[Layers, int]:
             **SMALL,
         ),
     },
+    category="Transformer",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 def vit(
@@ -80,6 +81,7 @@ def vit(
 
 @singh(
     {"convstem/iso-s": Size("Isotropic ConvNeXt-S with a stem of 3×3 convolutions, 23 M parameters.")},
+    category="CNN",
     blocks=convnext_iso.BLOCKS,
     renames=convnext_iso.RENAMES,
 )
@@ -128,6 +130,7 @@ _TINY = ((32, 64, 128, 192), (1, 1, 3, 1), ((16, 3, 2), (32, 3, 1)))
             "ConvNeXt with patches of 2 for 32×32 images, 0.9 M parameters.", *_TINY, stem="patch", **SMALL
         ),
     },
+    category="CNN",
     blocks=(Blocks("stages.*.blocks.*"),),
 )
 def convnext(

@@ -69,6 +69,7 @@ class CvTBlock(nn.Module):
         ),
     },
     paper="Wu et al. 2021, CvT: Introducing convolutions to vision transformers",
+    category="hybrid",
     blocks=(Blocks("stages.*.blocks.*", "tokens"),),
 )
 class CvT(nn.Module):

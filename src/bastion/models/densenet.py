@@ -18,6 +18,7 @@ from bastion.models.family import Size, family
         )
     },
     paper="Huang et al. 2017, Densely connected convolutional networks",
+    category="CNN",
     blocks=(Blocks("features.denseblock*"),),
 )
 def densenet(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Any:

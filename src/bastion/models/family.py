@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from bastion.models import models
-from bastion.models.classifier import Backbone, Blocks, Renames
+from bastion.models.classifier import Backbone, Blocks, Category, Renames
 
 F = TypeVar("F", bound=Callable[..., nn.Module])
 
@@ -25,7 +25,12 @@ class Size:
 
 
 def family(
-    sizes: Mapping[str, Size], *, paper: str, blocks: tuple[Blocks, ...], renames: Renames = ()
+    sizes: Mapping[str, Size],
+    *,
+    paper: str,
+    blocks: tuple[Blocks, ...],
+    category: Category | None = None,
+    renames: Renames = (),
 ) -> Callable[[F], F]:
     """Register every size of what a function or a class builds.
 
@@ -35,7 +40,7 @@ def family(
     def add(build: F) -> F:
         for name, size in sizes.items():
             make = functools.partial(build, *size.architecture, **size.defaults)
-            facts = functools.partial(Backbone, paper=paper, blocks=blocks, renames=renames)
+            facts = functools.partial(Backbone, paper=paper, category=category, blocks=blocks, renames=renames)
             factory = functools.wraps(_typed(build))(_factory(make, facts))
             factory.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
             factory.__doc__ = size.about

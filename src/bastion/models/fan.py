@@ -158,6 +158,7 @@ class FANBlock(nn.Module):
         "tiny/fan": Size("FAN-ViT for 32×32 images: 64 tokens, 1.1 M parameters.", 96, 6, 4, patch_size=4, **SMALL),
     },
     paper="Zhou et al. 2022, Understanding the Robustness in Vision Transformers",
+    category="hybrid",
     blocks=(
         Blocks("patch_embed.backbone.stages.*.blocks.*"),
         Blocks("blocks.*", "tokens"),

@@ -29,6 +29,7 @@ def _forget(module: Any, inputs: Any, output: Any) -> None:
         "tiny/levit": Size("LeViT of 0.9 M parameters for 32×32 images.", (64, 96, 128), (4, 6, 8), (2, 2, 2)),
     },
     paper="Graham et al. 2021, LeViT",
+    category="hybrid",
     blocks=(Blocks("stages.*.blocks.*", "tokens"),),
 )
 def levit(

@@ -24,6 +24,7 @@ from bastion.models.stems import check_patches
         ),
     },
     paper="Tolstikhin et al. 2021, MLP-Mixer",
+    category="Transformer",
     blocks=(Blocks("blocks.*"),),
 )
 class Mixer(nn.Module):

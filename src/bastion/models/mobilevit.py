@@ -110,6 +110,7 @@ class Widths:
         ),
     },
     paper="Mehta and Rastegari 2022, MobileViT",
+    category="hybrid",
     blocks=(Blocks("stem.*"), Blocks("trunk.*", "windows", having="transformer"), Blocks("trunk.*")),
 )
 class MobileViT(nn.Module):

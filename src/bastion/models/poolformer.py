@@ -20,6 +20,7 @@ from bastion.models.family import Size, family
         "tiny/poolformer": Size("PoolFormer of 1.2 M parameters for 32×32 images.", (24, 48, 96, 192), (2, 2, 4, 2)),
     },
     paper="Yu et al. 2022, MetaFormer is actually what you need for vision",
+    category="Transformer",
     blocks=(Blocks("stages.*.blocks.*"),),
 )
 def poolformer(

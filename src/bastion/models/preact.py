@@ -109,7 +109,7 @@ class PreActResNet(nn.Module):
         return logits
 
 
-preact = partial(family, paper=PAPER, blocks=BLOCKS, renames=RENAMES)
+preact = partial(family, paper=PAPER, category="CNN", blocks=BLOCKS, renames=RENAMES)
 
 
 @preact({"resnet/micro": Size("Pre-activation ResNet with BatchNorm for 32×32 images, 0.7 M parameters.")})

@@ -117,6 +117,7 @@ class PyramidStage(nn.Module):
         ),
     },
     paper="Wang et al. 2021, Pyramid Vision Transformer",
+    category="Transformer",
     blocks=(Blocks("stages.*.blocks.*", "tokens"),),
     renames=(
         (r"patch_embed(\d)\.(.+)", lambda m: f"stages.{int(m[1]) - 1}.patch_embed.{m[2]}"),

@@ -22,6 +22,7 @@ from bastion.models.family import Size, family
         ),
     },
     paper="Wang et al. 2022, PVT v2",
+    category="hybrid",
     blocks=(Blocks("stages.*.blocks.*", "tokens"),),
 )
 def pvtv2(

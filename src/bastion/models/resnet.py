@@ -42,6 +42,7 @@ def small_images(network: Any, kernel: int = 3) -> Any:
         ),
     },
     paper="He et al. 2016, Deep residual learning",
+    category="CNN",
     blocks=BLOCKS,
     renames=RENAMES,
 )
@@ -52,6 +53,7 @@ def resnet(block: Any, depths: tuple[int, ...], *, num_classes: int = 10, in_cha
 @family(
     {"cifar/resnext": Size("ResNeXt-29 2×64d for 32×32 images, 9.1 M parameters, with a 1×1 stem.")},
     paper="Xie et al. 2017, Aggregated residual transformations",
+    category="CNN",
     blocks=BLOCKS,
 )
 def resnext(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> Any:

@@ -158,6 +158,7 @@ class Stage(nn.Module):
         ),
     },
     paper="Mao et al. 2022, Towards Robust Vision Transformer",
+    category="hybrid",
     blocks=(Blocks("transformers.*.blocks.*", "tokens"),),
 )
 class RVT(nn.Module):

@@ -91,6 +91,7 @@ class SwinBlock(nn.Module):
         ),
     },
     paper="Liu et al. 2021, Swin transformer",
+    category="Transformer",
     blocks=(Blocks("layers.*", "windows", having="attn"),),
 )
 class Swin(nn.Module):

@@ -82,6 +82,7 @@ class TokensToToken(nn.Module):
         "tiny/t2t": Size("T2T-ViT for 32×32 images: 64 tokens, 1.2 M parameters.", 128, 6, 4, patch_size=4, **SMALL),
     },
     paper="Yuan et al. 2021, Tokens-to-Token ViT",
+    category="Transformer",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class T2TViT(nn.Module):

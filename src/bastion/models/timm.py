@@ -9,10 +9,12 @@ from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.models import models
-from bastion.models.classifier import Backbone, Blocks
+from bastion.models.classifier import Backbone, Blocks, Category, Classifier
+from bastion.models.wrap import wrap
 
 
 class Family(NamedTuple):
+    category: Category | None = None
     paper: str = ""
     blocks: tuple[Blocks, ...] = ()
 
@@ -28,65 +30,73 @@ _GROUPED = (Blocks("blocks.*.*"),)
 
 # What is known of the families that bastion works with most: the first prefix that fits a name.
 _FAMILIES = {
-    "deit3": Family("Touvron et al. 2022, DeiT III", _TOKENS),
-    "deit": Family("Touvron et al. 2021, Training data-efficient image transformers", _TOKENS),
-    "vit": Family("Dosovitskiy et al. 2021, An image is worth 16×16 words", _STEMMED),
-    "beit": Family("Bao et al. 2022, BEiT", _TOKENS),
-    "eva": Family("Fang et al. 2023, EVA", _TOKENS),
+    "deit3": Family("Transformer", "Touvron et al. 2022, DeiT III", _TOKENS),
+    "deit": Family("Transformer", "Touvron et al. 2021, Training data-efficient image transformers", _TOKENS),
+    "vit": Family("Transformer", "Dosovitskiy et al. 2021, An image is worth 16×16 words", _STEMMED),
+    "beit": Family("Transformer", "Bao et al. 2022, BEiT", _TOKENS),
+    "eva": Family("Transformer", "Fang et al. 2023, EVA", _TOKENS),
     "cait": Family(
-        "Touvron et al. 2021, Going deeper with image transformers", (*_TOKENS, Blocks("blocks_token_only.*", "class"))
+        "Transformer",
+        "Touvron et al. 2021, Going deeper with image transformers",
+        (*_TOKENS, Blocks("blocks_token_only.*", "class")),
     ),
     "xcit": Family(
-        "El-Nouby et al. 2021, XCiT", (Blocks("blocks.*", "channels"), Blocks("cls_attn_blocks.*", "class"))
+        "hybrid", "El-Nouby et al. 2021, XCiT", (Blocks("blocks.*", "channels"), Blocks("cls_attn_blocks.*", "class"))
     ),
-    "convit": Family("d'Ascoli et al. 2021, ConViT", _TOKENS),
-    "convnext": Family("Liu et al. 2022, A ConvNet for the 2020s", _STAGES),
+    "convit": Family("Transformer", "d'Ascoli et al. 2021, ConViT", _TOKENS),
+    "convnext": Family("CNN", "Liu et al. 2022, A ConvNet for the 2020s", _STAGES),
     "swin": Family(
+        "Transformer",
         "Liu et al. 2021, Swin Transformer",
         (Blocks("layers.*.blocks.*", "windows"), Blocks("stages.*.blocks.*", "windows")),
     ),
-    "pvt_v2": Family("Wang et al. 2022, PVT v2", (Blocks("stages.*.blocks.*", "tokens"),)),
-    "coatnet": Family("Dai et al. 2021, CoAtNet", _MIXED),
-    "coatnext": Family("Dai et al. 2021, CoAtNet", _MIXED),
-    "maxvit": Family("Tu et al. 2022, MaxViT", (Blocks("stages.*.blocks.*", "windows"),)),
+    "pvt_v2": Family("hybrid", "Wang et al. 2022, PVT v2", (Blocks("stages.*.blocks.*", "tokens"),)),
+    "coatnet": Family("hybrid", "Dai et al. 2021, CoAtNet", _MIXED),
+    "coatnext": Family("hybrid", "Dai et al. 2021, CoAtNet", _MIXED),
+    "maxvit": Family("hybrid", "Tu et al. 2022, MaxViT", (Blocks("stages.*.blocks.*", "windows"),)),
     "mobilevit": Family(
+        "hybrid",
         "Mehta and Rastegari 2022, MobileViT",
         (Blocks("stages.*.*", "windows", having="transformer"), Blocks("stages.*.*")),
     ),
     "pit": Family(
+        "hybrid",
         "Heo et al. 2021, Rethinking spatial dimensions of vision transformers",
         (Blocks("transformers.*.blocks.*", "tokens"),),
     ),
-    "levit": Family("Graham et al. 2021, LeViT", (Blocks("stages.*.blocks.*", "tokens"),)),
-    "mixer": Family("Tolstikhin et al. 2021, MLP-Mixer", _PLAIN),
-    "resmlp": Family("Touvron et al. 2021, ResMLP", _PLAIN),
-    "gmlp": Family("Liu et al. 2021, Pay attention to MLPs", _PLAIN),
-    "poolformer": Family("Yu et al. 2022, MetaFormer is actually what you need for vision", _METAFORMER),
-    "caformer": Family("Yu et al. 2024, MetaFormer baselines for vision", _METAFORMER),
-    "convformer": Family("Yu et al. 2024, MetaFormer baselines for vision", _METAFORMER),
+    "levit": Family("hybrid", "Graham et al. 2021, LeViT", (Blocks("stages.*.blocks.*", "tokens"),)),
+    "mixer": Family("Transformer", "Tolstikhin et al. 2021, MLP-Mixer", _PLAIN),
+    "resmlp": Family("Transformer", "Touvron et al. 2021, ResMLP", _PLAIN),
+    "gmlp": Family("Transformer", "Liu et al. 2021, Pay attention to MLPs", _PLAIN),
+    "poolformer": Family("Transformer", "Yu et al. 2022, MetaFormer is actually what you need for vision", _METAFORMER),
+    "caformer": Family("hybrid", "Yu et al. 2024, MetaFormer baselines for vision", _METAFORMER),
+    "convformer": Family("CNN", "Yu et al. 2024, MetaFormer baselines for vision", _METAFORMER),
     "botnet": Family(
+        "hybrid",
         "Srinivas et al. 2021, Bottleneck Transformers",
         (Blocks("stages.*.*", "tokens", having="self_attn"), Blocks("stages.*.*")),
     ),
     "twins": Family(
-        "Chu et al. 2021, Twins", (Blocks("blocks.*.*", "windows", having="attn.qkv"), Blocks("blocks.*.*", "tokens"))
+        "hybrid",
+        "Chu et al. 2021, Twins",
+        (Blocks("blocks.*.*", "windows", having="attn.qkv"), Blocks("blocks.*.*", "tokens")),
     ),
-    "wide_resnet": Family("Zagoruyko and Komodakis 2016, Wide residual networks", _LAYERS),
-    "resnext": Family("Xie et al. 2017, Aggregated residual transformations", _LAYERS),
-    "resnet": Family("He et al. 2016, Deep residual learning", _LAYERS),
-    "resnest": Family("Zhang et al. 2022, ResNeSt", _LAYERS),
-    "res2net": Family("Gao et al. 2021, Res2Net", _LAYERS),
-    "seresnet": Family("Hu et al. 2018, Squeeze-and-excitation networks", _LAYERS),
+    "wide_resnet": Family("CNN", "Zagoruyko and Komodakis 2016, Wide residual networks", _LAYERS),
+    "resnext": Family("CNN", "Xie et al. 2017, Aggregated residual transformations", _LAYERS),
+    "resnet": Family("CNN", "He et al. 2016, Deep residual learning", _LAYERS),
+    "resnest": Family("CNN", "Zhang et al. 2022, ResNeSt", _LAYERS),
+    "res2net": Family("CNN", "Gao et al. 2021, Res2Net", _LAYERS),
+    "seresnet": Family("CNN", "Hu et al. 2018, Squeeze-and-excitation networks", _LAYERS),
     "regnet": Family(
-        "Radosavovic et al. 2020, Designing network design spaces", (Blocks("s*.b*"), Blocks("stages.*.*"))
+        "CNN", "Radosavovic et al. 2020, Designing network design spaces", (Blocks("s*.b*"), Blocks("stages.*.*"))
     ),
-    "vgg": Family("Simonyan and Zisserman 2015, Very deep convolutional networks"),
+    "vgg": Family("CNN", "Simonyan and Zisserman 2015, Very deep convolutional networks"),
     "densenet": Family(
-        "Huang et al. 2017, Densely connected convolutional networks", (Blocks("features.denseblock*"),)
+        "CNN", "Huang et al. 2017, Densely connected convolutional networks", (Blocks("features.denseblock*"),)
     ),
-    "efficientnet": Family("Tan and Le 2019, EfficientNet", _GROUPED),
-    "tf_efficientnet": Family("Tan and Le 2019, EfficientNet", _GROUPED),
-    "mobilenetv2": Family("Sandler et al. 2018, MobileNetV2", _GROUPED),
+    "efficientnet": Family("CNN", "Tan and Le 2019, EfficientNet", _GROUPED),
+    "tf_efficientnet": Family("CNN", "Tan and Le 2019, EfficientNet", _GROUPED),
+    "mobilenetv2": Family("CNN", "Sandler et al. 2018, MobileNetV2", _GROUPED),
 }
 
 
@@ -113,8 +123,38 @@ def timm_model(
         raise BastionError(f"model: timm cannot make '{name}' with {options}: {error}") from error
     size = img_size or timm.get_pretrained_cfg_value(name, "input_size")[1:]
     height, width = (size, size) if isinstance(size, int) else size
-    paper, blocks = next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), Family())
-    return Backbone(network, num_classes, (in_chans, height, width), paper=paper, blocks=blocks)
+    return Backbone(network, num_classes, (in_chans, height, width), **family_of(name)._asdict())
+
+
+def family_of(name: str) -> Family:
+    """What is known of one of timm's architectures."""
+    return next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), Family())
+
+
+def pretrained(name: str) -> Classifier:
+    """`timm/resnet18.a1_in1k` with the weights and the normalisation that timm has for it, from its hub."""
+    if not timm.is_model(name) and not name.startswith("hf-hub:"):
+        raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
+    try:
+        network = timm.create_model(name, pretrained=True)
+    except Exception as error:
+        raise BastionError(
+            f"timm/{name}: its weights could not be had ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"is there a network? `timm/{name}:pretrained=false` is the same network, untrained"
+        ) from error
+    return _with_config(network)
+
+
+def untrained(name: str) -> Classifier:
+    return _with_config(timm_model(name).network)
+
+
+def _with_config(network: nn.Module) -> Classifier:
+    """With what timm says of its images."""
+    config: Any = network.pretrained_cfg
+    model = wrap(network.eval(), mean=config["mean"], std=config["std"])
+    model.spec = {"name": f"timm/{config['architecture']}", "num_classes": model.num_classes}
+    return model
 
 
 def _created(name: str, img_size: int | tuple[int, int] | None, options: dict[str, Any]) -> nn.Module:

@@ -24,6 +24,7 @@ class VGGBlock(nn.Sequential):
 @family(
     {"cifar/vgg": Size("VGG-16 with BatchNorm for 32×32 images, 14.7 M parameters; one linear layer is its head.")},
     paper="Simonyan and Zisserman 2015, Very deep convolutional networks",
+    category="CNN",
     blocks=(Blocks("stages.*", having="0"),),
 )
 class VGG(nn.Module):

@@ -16,6 +16,7 @@ from bastion.models.stems import ConvStem, check_patches
 @family(
     {"vit/micro": Size("ViT for 32×32 images: 64 tokens, 1.2 M parameters, pooled by the mean of the tokens.")},
     paper="Dosovitskiy et al. 2021, An image is worth 16×16 words",
+    category="Transformer",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 def vit_micro(

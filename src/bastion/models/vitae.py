@@ -155,6 +155,7 @@ _TINY_CELLS = (Reduction(24, 32, 3, 2, 3), Reduction(32, 32, 3, 2, 2), Reduction
         ),
     },
     paper="Xu et al. 2021, ViTAE",
+    category="hybrid",
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class ViTAE(nn.Module):

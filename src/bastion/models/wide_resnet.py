@@ -21,6 +21,7 @@ from bastion.models.preact import BLOCKS, RENAMES, PreActBlock, PreActResNet
         "cifar/wrn-34-10": Size("WRN-34-10 for 32×32 images, 46.2 M parameters.", 34, 10),
     },
     paper="Zagoruyko and Komodakis 2016, Wide residual networks",
+    category="CNN",
     blocks=BLOCKS,
     renames=RENAMES,
 )

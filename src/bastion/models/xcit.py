@@ -33,6 +33,7 @@ def make_finer(stem: Any, patch_size: int) -> None:
         ),
     },
     paper="El-Nouby et al. 2021, XCiT",
+    category="hybrid",
     blocks=(Blocks("blocks.*", "channels"), Blocks("cls_attn_blocks.*", "class")),
 )
 def xcit(

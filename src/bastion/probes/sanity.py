@@ -17,12 +17,14 @@ from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import is_adversarial
 from bastion.attacks.losses import LossName, ce, margin
 from bastion.attacks.pgd import PGD, fgsm
+from bastion.attacks.square import Square
 from bastion.forward import GradientsInside, Loss, check_batch, misclassified
 from bastion.probes import probes
-from bastion.settings import AtLeastOne, settings
+from bastion.settings import AtLeastOne, Count, settings
 from bastion.types import Batch, Description, Probe
 
 TOLERANCE = 1e-4  # of an answer's length: more than float rounding
+LEVEL = 1 / 255
 BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
 
 
@@ -31,20 +33,24 @@ BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
 class Sanity(Probe):
     """Can a robustness number be trusted? `warning.CODE` is true where an example shows the symptom.
 
-    Costs 39 forward and 23 backward passes for an image that nothing fools, less for one that PGD fools, and some
-    hundred of each more for one that a single step or noise fools and PGD does not.
+    Costs 100 forward and 23 backward passes for an image that nothing fools, less for one that PGD fools, and some
+    hundred of each more for one that a single step, noise or Square fools and PGD does not.
     """
+
+    version = 2
 
     threat: Threat
     steps: Annotated[int, Ge(2)] = 10  # of PGD
     forwards: Annotated[int, Ge(2)] = 3  # that must agree
     tries: AtLeastOne = 4  # random points of the threat
+    queries: Count = 50  # of Square
+    nearby: Count = 8  # points one grey level away, at which the gradient must say what the loss does
     loss: LossName = "ce"  # of FGSM and PGD
 
     role = "check"
 
     def describe(self) -> Description:
-        return Description(self.threat, versions=(PGD.version,))
+        return Description(self.threat, versions=(PGD.version, Square.version))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "sanity")
@@ -52,21 +58,24 @@ class Sanity(Probe):
         with torch.enable_grad():
             with inside:
                 logits = forward.logits(model, x)
-            no_ce, no_margin = (stuck(loss, logits, batch.y, x) for loss in (ce, margin))
+            no_ce, slope = is_stuck(input_slope(ce, logits, batch.y, x)), input_slope(margin, logits, batch.y, x)
+        no_margin = is_stuck(slope)
         logits, grain = logits.detach(), torch.finfo(logits.dtype).eps
         finite = logits.isfinite().all(1)
         right = finite & ~misclassified(logits, batch.y)
         random = self._random(model, batch.x, logits)
+        dependent = batch_dependent(model, batch.x, logits) & ~random
         symptoms = {
             "input-range": dark(batch.x),
             "nan": ~finite,
             "probabilities": probabilities(logits, grain),
             "training-mode": torch.full_like(right, any(module.training for module in model.modules())),
             "stochastic": random,
-            "batch-dependent": batch_dependent(model, batch.x, logits) & ~random,
+            "batch-dependent": dependent,
             "dynamic": torch.full_like(right, inside.found),
             "zero-gradient": right & no_margin,
             "saturated-ce": right & no_ce & ~no_margin,
+            "gradient-mismatch": self._mismatch(model, batch, logits, slope, seed) & right & ~(random | dependent),
             # An attack on a model that is not the same twice fails or succeeds by chance.
             **self._compare_attacks(model, batch, right & ~random, seed),
         }
@@ -78,6 +87,23 @@ class Sanity(Probe):
             changed = [differs(logits, forward.logits(model, x)) for _ in range(self.forwards - 1)]
         return torch.stack(changed).any(0)
 
+    def _mismatch(self, model: nn.Module, batch: Batch, logits: Tensor, slope: Tensor, seed: int) -> Tensor:
+        """(B,) bool: one grey level away, knowing the gradient is worse than supposing that nothing changes.
+
+        The margin is compared, which is straight where a ReLU network is; changes below its rounding say nothing.
+        """
+        here = margin(logits, batch.y)
+        wrong, changes = torch.zeros_like(here, dtype=torch.float64), torch.zeros_like(here, dtype=torch.float64)
+        for number in range(self.nearby):
+            signs = rng.signs(seed, batch.index, rng.key("sanity", "nearby", number), batch.x.shape[1:])
+            x = (batch.x + LEVEL * signs.to(batch.x)).clamp(0, 1)
+            with torch.no_grad():
+                change = (margin(forward.logits(model, x), batch.y) - here).double()
+            wrong += (change - ((x - batch.x) * slope).flatten(1).double().sum(1)) ** 2
+            changes += change**2
+        rounding = 4 * torch.finfo(logits.dtype).eps * logits.abs().amax(1).double()
+        return wrong > changes + self.nearby * rounding**2
+
     def _compare_attacks(self, model: nn.Module, batch: Batch, right: Tensor, seed: int) -> dict[str, Tensor]:
         """What PGD does not fool, weaker attacks should not fool, and the same attack without a bound should."""
 
@@ -87,14 +113,16 @@ class Sanity(Probe):
         survivors = right & ~fooled(right, PGD(steps=self.steps, loss=self.loss))
         one_step = fooled(survivors, fgsm(loss=self.loss))
         noise = fooled(survivors, PGD(steps=0, restarts=self.tries, loss=self.loss), draw="noise")
+        search = fooled(survivors, Square(queries=self.queries), draw="square")
         # On the border of the ball a loss may rise without a mistake, a step be too long, a random start a bad one:
         # many short steps of another loss from the image itself have to miss it too.
         other: LossName = "ce" if self.loss == "margin" else "margin"
-        missed = ~fooled(one_step | noise, PGD(steps=10 * self.steps, loss=other, random_start=False))
+        missed = ~fooled(one_step | noise | search, PGD(steps=10 * self.steps, loss=other, random_start=False))
         unbounded = fooled(survivors, PGD(steps=self.steps, loss=self.loss, random_start=False), BOX)
         return {
             "one-step-beats-many": one_step & missed,
             "noise-beats-gradient": noise & missed,
+            "search-beats-gradient": search & missed,
             "unbounded-survives": survivors & ~unbounded,
         }
 
@@ -110,12 +138,17 @@ def fooled_by(attack: Attack, model: nn.Module, batch: Batch, which: Tensor, thr
     return result
 
 
-def stuck(loss: Loss, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """(B,) bool: the gradient of the loss shows no way."""
+def input_slope(loss: Loss, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the loss at the images."""
     gradient = None
     if logits.requires_grad:  # a model that detaches its input has no gradient, and is no error
         (gradient,) = torch.autograd.grad(loss(logits, y).sum(), x, retain_graph=True, allow_unused=True)
-    flat = (torch.zeros_like(x) if gradient is None else gradient).flatten(1)
+    return torch.zeros_like(x) if gradient is None else gradient.detach()
+
+
+def is_stuck(slope: Tensor) -> Tensor:
+    """(B,) bool: the gradient shows no way."""
+    flat = slope.flatten(1)
     return ~flat.isfinite().all(1) | (flat == 0).all(1)
 
 

@@ -14,28 +14,29 @@ import yaml
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
-from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, read_measurements
+from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement, read_measurements
 from bastion.measuring.intervals import Estimate
 from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run
 from bastion.suite import CORRECT
 
-Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors"]
-_ORDER: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean", "errors")
+Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "study"]
+_ORDER: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean", "errors", "study")
 _ROBUST: tuple[Kind, ...] = ("worst", "attack", "corruption", "mean")  # what a board is sorted by
+CATEGORIES = ("CNN", "Transformer", "hybrid")  # that families declare
 AUTOATTACK = ("apgd-ce", "apgd-t", "fab-t", "square")  # members of its standard version
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number that models share: of one probe with one attack and threat, or of one aggregate of such."""
+    """A number that models share: of one probe with one attack and threat, of one aggregate of such, or of a study."""
 
     key: str
     kind: Kind
     title: str
     about: str  # the threat, or what an aggregate is made of
-    spec: str = ""  # of the probe, as it could stand in a suite
+    spec: str = ""  # of the probe, as it could stand in a suite; what a study says of the number
     norms: tuple[str, ...] = ()
     eps: float | None = None
     is_autoattack: bool = False
@@ -43,6 +44,11 @@ class Column:
     @property
     def name(self) -> str:
         return f"{self.title} ({self.about})" if self.about else self.title
+
+    @property
+    def short(self) -> str:
+        """Without what an aggregate is made of."""
+        return self.name if self.kind == "attack" else self.title
 
 
 @dataclass
@@ -54,8 +60,10 @@ class Entry:
     folder: Path  # of the run
     parameters: int | None = None
     architecture: str | None = None
+    category: str = ""  # CNN, Transformer or hybrid, where it is known
     doubts: set[str] = field(default_factory=set)
-    numbers: dict[str, Estimate] = field(default_factory=dict)  # by the keys of columns
+    # By the keys of columns; numbers of studies are of no images, and without an interval.
+    numbers: dict[str, Estimate] = field(default_factory=dict)
     clean: dict[str, Estimate] = field(default_factory=dict)  # and the accuracy on the same images when clean
 
     @property
@@ -79,6 +87,11 @@ class Board:
     @property
     def digest(self) -> str:
         return self.data.get("digest", self.data.get("fingerprint", ""))
+
+    @property
+    def categories(self) -> list[str]:
+        """In which its models are."""
+        return [name for name in CATEGORIES if any(entry.category == name for entry in self.entries)]
 
     @property
     def sorted_by(self) -> Column:
@@ -113,7 +126,7 @@ def read_boards(folder: Path) -> tuple[list[Board], list[str]]:
     boards = [_board(draft) for draft in drafts.values() if draft.columns]
     if not boards:
         raise BastionError(f"leaderboard: no measured model below {folder}; measure one with `bastion measure`")
-    return sorted(boards, key=lambda board: -len(board.entries)), problems
+    return sorted(boards, key=lambda board: (-len(board.entries), board.data["split"] == "train")), problems
 
 
 def _runs(folder: Path) -> Iterator[Run]:
@@ -139,6 +152,7 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
     entry = draft.entries.setdefault((about.model, identity), Entry(about.model, about.weights, facts.run.folder))
     entry.parameters = about.parameters or card.get("parameters") or entry.parameters
     entry.architecture = card.get("model", {}).get("name") or entry.architecture
+    entry.category = about.category or entry.category
     entry.doubts |= set(about.doubts)
     clean = [number for column, number in columns if column.kind == "clean"]
     for column, number in columns:
@@ -166,7 +180,7 @@ def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
     declared = [set(each.members) for each in about.aggregates.values() if each.kind == "mean" and each.is_accuracy]
     if many and many not in declared:
         found.append((_of_corruptions(corrupted, keys), _mean([numbers[label] for label in corrupted])))
-    return found
+    return found + _of_studies(about)
 
 
 def _case_key(case: MeasuredCase, seed: int) -> str:
@@ -211,6 +225,20 @@ def _of_aggregate(
         about=_members(list(aggregate.members)),
         norms=tuple(norms),
     )
+
+
+def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
+    """Their single numbers, but for parameters, which every model has."""
+    found = []
+    for case in about.cases:
+        key = _case_key(case, about.seed)
+        for name in case.columns if case.kind == "studies" else ():
+            value = about.scalars.get(f"{case.label}/{name}")
+            if value is not None and name != "parameters":
+                told = case.meanings.get(name, "")
+                column = Column(storage.fingerprint([key, name]), "study", f"{case.label}: {name}", "", told)
+                found.append((column, Estimate(value, math.nan, math.nan, 0)))
+    return found
 
 
 def _of_corruptions(labels: Sequence[str], keys: Mapping[str, str]) -> Column:
@@ -272,4 +300,4 @@ def cell(entry: Entry, column: Column) -> dict[str, Any]:
     number = entry.numbers.get(column.key)
     parts = {"value": number.value, "low": number.low, "high": number.high} if number else {}
     texts = {name: f"{part:.6g}" if math.isfinite(part) else "" for name, part in parts.items()}
-    return {"value": "", "low": "", "high": "", **texts, "n": number.n if number else ""}
+    return {"value": "", "low": "", "high": "", **texts, "n": (number.n or "") if number else ""}

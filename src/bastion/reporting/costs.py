@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import count
 
-_SCALARS = {"parameters": "parameters", "macs": "multiply-accumulates per image"}
+# Of the study `complexity`: what stands before them, and how they are written.
+_SCALARS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "parameters": ("parameters", count),
+    "macs": ("multiply-accumulates per image", count),
+    "throughput": ("images per second, forward, as timed when measured", "{:,.4g}".format),
+    "attack_pass": ("time of a pass to the image and back, in forward passes", "{:.2f}".format),
+    "training_pass": ("time of a pass to the weights and back, in forward passes", "{:.2f}".format),
+    "memory": ("peak memory of such a pass, bytes per image", count),
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class CostTable:
 def cost_table(comparison: Comparison) -> CostTable:
     first = comparison.rows[0].facts
     labels = [case.label for case in first.about.cases if {"forwards", "backwards"} <= {*case.columns}]
-    models = [(text, [_scalar(row, name) for row in comparison.rows]) for name, text in _SCALARS.items()]
+    models = [(text, [_scalar(row, name) for row in comparison.rows]) for name, (text, _) in _SCALARS.items()]
     return CostTable(
         models=[(text, cells) for text, cells in models if any(cells)],
         attacks=[(label, [_passes(row, label) for row in comparison.rows]) for label in labels],
@@ -34,8 +44,8 @@ def cost_table(comparison: Comparison) -> CostTable:
 def _scalar(row: Row, name: str) -> str:
     """Of the study `complexity`, or as counted when it was measured."""
     for columns in row.facts.studies().values():
-        if name in columns and columns[name].size == 1:
-            return count(columns[name].item())
+        if "macs" in columns and name in columns and math.isfinite(columns[name].item()):
+            return _SCALARS[name][1](columns[name].item())
     parameters = row.facts.about.parameters
     return count(parameters) if name == "parameters" and parameters is not None else ""
 

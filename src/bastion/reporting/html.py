@@ -78,6 +78,7 @@ def environment() -> jinja2.Environment:
         "interval": wording.interval,
         "quantity": wording.quantity,
         "count": wording.count,
+        "amount": wording.amount,
         "radius": wording.radius,
         "norm": wording.norm_sign,
         "significant": is_significant,

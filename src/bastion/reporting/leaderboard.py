@@ -13,21 +13,35 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bastion import storage
+from bastion.errors import BastionError
 from bastion.reporting.boards import Board, Entry, read_boards
+from bastion.reporting.categories import category_means, correlations
+from bastion.reporting.figures import Figure
+from bastion.reporting.gaps import gap_figures
 from bastion.reporting.html import environment
+from bastion.reporting.pairs import pair_figure
+from bastion.reporting.recipe_paths import path_figure
 from bastion.reporting.wording import norm_sign
 
 REPORT = "report.html"  # in a run's folder
 
 
-def leaderboard(folder: str | Path, output: str | Path) -> tuple[list[Board], list[str]]:
-    """Write the page about all models below `folder`. Returns what is on it, and what could not be read."""
+def leaderboard(
+    folder: str | Path, output: str | Path, *, over: str | None = None, pair: str | None = None
+) -> tuple[list[Board], list[str]]:
+    """Write the page about all models below `folder`. Returns what is on it, and what could not be read.
+
+    `over` draws numbers over a setting of the recipe, such as `optimizer.l1`, of runs that differ in it alone; `pair`
+    sets models whose names differ by this word beside each other.
+    """
     boards, problems = read_boards(Path(folder))
-    storage.write_text(Path(output), render(boards, Path(output), len(problems)))
+    storage.write_text(Path(output), render(boards, Path(output), len(problems), over=over, pair=pair))
     return boards, problems
 
 
-def render(boards: Sequence[Board], output: Path, left_out: int = 0) -> str:
+def render(
+    boards: Sequence[Board], output: Path, left_out: int = 0, *, over: str | None = None, pair: str | None = None
+) -> str:
     script, style = _asset("leaderboard.js"), _asset("page.css") + _asset("leaderboard.css")
     return (
         environment()
@@ -37,6 +51,7 @@ def render(boards: Sequence[Board], output: Path, left_out: int = 0) -> str:
             models=sum(len(board.entries) for board in boards),
             norms={norm: norm_sign(norm) for norm in _norms(boards)},
             left_out=left_out,
+            figures=_figures(boards, over, pair),
             reports={id(entry): _report(entry, output) for board in boards for entry in board.entries},
             script=Markup(script),
             style=Markup(style),
@@ -44,6 +59,22 @@ def render(boards: Sequence[Board], output: Path, left_out: int = 0) -> str:
             "base-uri 'none'; form-action 'none'",
         )
     )
+
+
+def _figures(boards: Sequence[Board], over: str | None, pair: str | None) -> dict[int, list[Figure]]:
+    """What the models of a board show together."""
+    gaps = gap_figures(boards)
+    paths = {id(board): path_figure(board, over, f"over-{n}") for n, board in enumerate(boards)} if over else {}
+    pairs = {id(board): pair_figure(board, pair, f"pair-{n}") for n, board in enumerate(boards)} if pair else {}
+    if over and not any(paths.values()):
+        raise BastionError(f"over: no two trained and measured runs differ in {over} alone")
+    if pair and not any(pairs.values()):
+        raise BastionError(f"pair: no two measured models have names that differ by the word '{pair}' alone")
+    found = {}
+    for board in boards:
+        every = [category_means(board), correlations(board), *(each.get(id(board)) for each in (gaps, paths, pairs))]
+        found[id(board)] = [figure for figure in every if figure]
+    return found
 
 
 def _norms(boards: Sequence[Board]) -> list[str]:

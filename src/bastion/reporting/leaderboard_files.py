@@ -23,7 +23,7 @@ _UNKNOWN = ("link", "name", "authors", "additional_data", "number_forward_passes
 def write_csv(boards: Sequence[Board], path: Path) -> None:
     """One line for each model and data set; for each number its value, 95 % interval and n."""
     columns = list({column.name: column for board in boards for column in board.columns}.values())
-    head = ["model", "data", "split", "digest", "weights", "parameters", "warnings"]
+    head = ["model", "data", "split", "digest", "weights", "category", "parameters", "warnings"]
     for column in columns:
         head += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n"))]
     file = io.StringIO()
@@ -32,7 +32,7 @@ def write_csv(boards: Sequence[Board], path: Path) -> None:
     for board in boards:
         for entry in board.entries:
             own: list[Any] = [entry.model, board.data["name"], board.data["split"], board.digest, entry.weights]
-            own += [entry.parameters or "", " ".join(sorted(entry.doubts))]
+            own += [entry.category, entry.parameters or "", " ".join(sorted(entry.doubts))]
             lines.writerow([*map(plain, own), *_numbers(board, entry, columns)])
     storage.write_text(path, file.getvalue())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,13 +13,16 @@ from xml.etree import ElementTree
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 COLOURS = 8
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
 
 # matplotlib draws with stand-ins, which `inline` replaces by the page's variables.
 INK, MUTED, GRID, PAPER = "#000001", "#000002", "#000003", "#000004"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _RUNS = [f"#0001{position:02x}" for position in range(COLOURS)]
 _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} | {
     colour: f"--run-{position}" for position, colour in enumerate(_RUNS)
@@ -66,21 +70,49 @@ def axes(drawn: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes
     return drawn.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
 
 
-def inline(drawn: Figure, key: str, title: str) -> Markup:
-    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title."""
+def decades(axis: Axis) -> None:
+    """A logarithmic axis, once all is drawn, with plain ticks: 0.02, 5, 10⁴. matplotlib's own are written for TeX."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _plain(value: float) -> str:
+    if value <= 0 or 1e-3 <= value < 1e4:
+        return f"{value:g}"
+    power = math.floor(math.log10(value) + 1e-9)
+    factor = f"{value / 10**power:.0f}·" if round(value / 10**power) != 1 else ""
+    return f"{factor}10{str(power).translate(_SUPERSCRIPTS)}"
+
+
+def inline(drawn: Figure, key: str, title: str, *, styled: bool = True) -> Markup:
+    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title.
+
+    `styled` False: without style attributes, for pages whose policy forbids them; plain attributes say the same.
+    """
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(file.getvalue())
     for element in root.iter():
         element.tag = _local(element.tag)
-        element.attrib = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+        attributes = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+        element.attrib = attributes if styled else _unstyled(attributes)
     for element in root.findall(".//defs"):
         for sheet in element.findall("style"):
             element.remove(sheet)  # it would style the whole page
     width, height = (round(72 * side) for side in drawn.get_size_inches())
-    root.attrib = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {width}px", "role": "img"}
-    root.attrib["aria-label"] = title
+    size = {"style": f"max-width: {width}px"} if styled else {"width": str(width)}
+    root.attrib = {"viewBox": f"0 0 {width} {height}", **size, "role": "img", "aria-label": title}
     return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _unstyled(attributes: dict[str, str]) -> dict[str, str]:
+    pairs = (part.split(":", 1) for part in attributes.pop("style", "").split(";") if part.strip())
+    declared = {name.strip(): value.strip() for name, value in pairs}
+    if font := re.match(r"(?:(bold|[1-9]00) )?([\d.]+px)", declared.pop("font", "")):  # the page has the family
+        declared |= {"font-size": font[2]} | ({"font-weight": font[1]} if font[1] else {})
+    return attributes | declared
 
 
 def _local(name: str) -> str:

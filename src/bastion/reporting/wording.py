@@ -25,6 +25,11 @@ def interval(estimate: Estimate) -> str:
     return f"{percent(estimate.low)}–{percent(estimate.high)}"
 
 
+def with_interval(estimate: Estimate) -> str:
+    """`57.7 % (51.7–63.7)`; a single example has no interval."""
+    return f"{percent(estimate.value)} %" + (f" ({interval(estimate)})" if math.isfinite(estimate.low) else "")
+
+
 def share_cell(estimate: Estimate) -> Markup:
     """Of a table: a share in percent above its interval, which ends where shares do."""
     inside = estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
@@ -48,6 +53,11 @@ def count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}\u00a0{unit}"
     return f"{number:.3g}"
+
+
+def amount(number: float) -> str:
+    """A number of unknown size, large ones as people say them."""
+    return count(number) if abs(number) >= 1e4 else quantity(number)
 
 
 def radius(value: float, norm: str) -> str:

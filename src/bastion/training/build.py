@@ -33,7 +33,7 @@ def set_up_objective(objective: Objective, context: TrainingContext) -> None:
         rng.reseed("objective", context.recipe.seed)
         try:
             objective.setup(context)
-        except ValueError as error:
+        except (BastionError, ValueError) as error:
             raise BastionError(f"objective: {error}") from error
     networks, optimizer = objective.networks, objective.optimizer
     own = {each for each in networks.parameters() if each.requires_grad} if networks is not None else set()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from bastion.acceleration import accelerate
 from bastion.attacks import attacks
 from bastion.attacks.judge import judge
@@ -37,6 +39,7 @@ class Selection:
         sharded: bool,
     ) -> None:
         self.recipe, self.run, self.processes, self.settings = recipe, run, processes, recipe.validate_
+        self.objective = objective
         if self.settings.choose == "best" and not len(data.val):
             raise BastionError(f"validate.choose: {data.name} holds no images out to find the best by; set it last")
         spec = self.settings.attack
@@ -52,10 +55,10 @@ class Selection:
         record: dict[str, Any] = {"step": step, "epoch": epoch}
         due = epoch % settings.every == 0 or last
         if due and settings.when == "end":
-            self.save(model, self.run.epochs / f"{epoch:05d}", record)
+            self.save(model, self.run.epochs / f"{epoch:05d}", record, self.networks())
         elif due:
             record |= self.validate(model)
-            self.maybe_keep(model, record)
+            self.maybe_keep(model, record, self.networks())
         if settings.when == "epochs":
             log.write_epoch(record, self.recipe.schedule.epochs)
         elif last:
@@ -71,25 +74,31 @@ class Selection:
             model = checkpoint.load(folder).to(self.processes.device)
             known = checkpoint.read_card(folder).about
             record = {"step": known["step"], "epoch": known["epoch"], **self.validate(model)}
-            self.maybe_keep(model, record)
+            self.maybe_keep(model, record, checkpoint.load_networks(folder))
             log.write_epoch(record, self.recipe.schedule.epochs)
 
-    def maybe_keep(self, model: Classifier, record: dict[str, Any]) -> None:
+    def networks(self) -> dict[str, Tensor]:
+        """Those that the objective trains beside the model, as they are."""
+        networks = self.objective.networks
+        return networks.state_dict() if networks is not None and self.objective.optimizer else {}
+
+    def maybe_keep(self, model: Classifier, record: dict[str, Any], networks: dict[str, Tensor]) -> None:
         """Make it the run's model if it is better than those before, or if the last one counts."""
         score = record.get("val_robust", record.get("val_clean", 0.0))
         if self.settings.choose == "last" or score > self.best:
             self.best = score
-            self.save(model, self.run.model, record)
+            self.save(model, self.run.model, record, networks)
 
-    def save(self, model: Classifier, folder: Path, record: dict[str, Any]) -> None:
+    def save(self, model: Classifier, folder: Path, record: dict[str, Any], networks: dict[str, Tensor]) -> None:
         if self.sharded:
             model = unsharded(model, build_model(self.recipe, self.data), self.processes)
         if self.processes.main:
             about = {"run": self.run.name, "run_id": self.run.id(), "recipe": self.recipe.hash(), **record}
-            checkpoint.save(model, folder, about)
+            checkpoint.save(model, folder, about, networks)
 
     def replace_lost(self, model: Classifier, step: int, log: Log) -> None:
-        """After the last step: if the run's model is lost or damaged, the last epoch's takes its place."""
+        """After the last step: if the run's model is lost or damaged, or what was trained beside it, that of the last
+        epoch takes its place."""
         if self.processes.on_main(self._is_whole):
             return
         if self.processes.main:
@@ -103,6 +112,7 @@ class Selection:
     def _is_whole(self) -> bool:
         try:
             checkpoint.load(self.run.model)
+            checkpoint.load_networks(self.run.model)
         except BastionError:
             return False
         return True

@@ -3,19 +3,22 @@ from __future__ import annotations
 import base64
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import CLASSES, EPS, MakeRun, smooth_pictures
+from made_runs import CLASSES, EPS, MakeRun
 from PIL import Image
 
 from bastion.errors import BastionError
 from bastion.measuring.facts import Columns, Facts, MeasuredThreat
-from bastion.measuring.order import measured_positions, shuffled
-from bastion.measuring.store import Column, FactStore
+from bastion.measuring.runner import measure
+from bastion.measuring.store import Column
+from bastion.models import Classifier
 from bastion.reporting.gallery import choose, galleries
 from bastion.reporting.pictures import data_uri, rescaled, to_bytes
 from bastion.reporting.tables import read_runs
+from bastion.types import DataSet
 
 
 def decoded(source: str) -> Column:
@@ -146,18 +149,17 @@ def test_all_models_are_shown_on_the_same_images(make_run: MakeRun) -> None:
     assert sorted(right[0], reverse=True) == right[0]  # what a gets right b does too, and so comes first
 
 
-def test_a_measurement_that_stopped_early_has_its_facts_beside_its_pictures(make_run: MakeRun) -> None:
-    """Its examples are some of many: the number of a row is not the position of the example."""
-    (run,) = read_runs([make_run("robust", clean=1, robust=0).folder])
-    (facts,) = run.measurements
-    n, population = 20, 1000
-    positions, kept = measured_positions(n, population), shuffled(population)[:4]
-    case = facts.case("pgd-20").model_copy(update={"n": n, "store": "identity/stopped"})
-    truth = positions % 10
-    columns = {"label": truth, "before": truth, "prediction": truth, "in_budget": np.ones(n, bool)}
-    pictures = {"clean": smooth_pictures(3)[:4], "adversarial": smooth_pictures(3)[:4], "position": kept}
-    FactStore(run.files.facts / case.store).write(positions.tolist(), columns, pictures, {"device": "cpu"})
-    about = facts.about.model_copy(update={"cases": (case,), "aggregates": {}, "n": n, "population": population})
-    stopped = replace(run, measurements=[Facts(run.files, about, Columns(run.files, about))])
-    ((_, (gallery,)),) = galleries([stopped])
-    assert [example.truth for example in gallery.examples] == [CLASSES[each % 10] for each in sorted(kept)]
+def test_pictures_of_a_measurement_that_stopped_early_stand_beside_their_own_facts(
+    tiny_data: DataSet, tiny_model: Classifier, tmp_path: Path
+) -> None:
+    """Its positions in the split are scattered, and larger than the number of rows."""
+    attack = {"name": "adversarial", "threat": {"norm": "linf", "eps": 0.01}, "attack": {"name": "pgd", "steps": 1}}
+    facts = measure(
+        tiny_model, tiny_data, {"probes": {"pgd": attack}}, folder=tmp_path, batch_size=4, until=0.7, keep=4
+    )
+    assert facts.about.population == 40 and max(facts.pictures("pgd")["position"]) >= facts.n
+    ((_, (gallery,)),) = galleries(read_runs([tmp_path]))
+    shown = {decoded(example.clean.source).tobytes(): example.truth for example in gallery.examples}
+    for position in facts.pictures("pgd")["position"]:
+        image, label = tiny_data.test.batch([position]).x[0], int(tiny_data.test.labels[position])
+        assert shown[np.rint(255 * image.numpy()).astype(np.uint8).tobytes()] == tiny_data.classes[label]

@@ -1,11 +1,16 @@
-"""Parameters and multiply-accumulates, against what can be counted by hand."""
+"""Parameters, multiply-accumulates and memory, against what can be counted by hand; times that stand in order."""
 
 from __future__ import annotations
 
-from torch import nn
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
 
 from bastion.models import Classifier
-from bastion.studies.complexity import Complexity
+from bastion.models.checkpoint import digest
+from bastion.studies.complexity import Complexity, peak_memory
 from bastion.types import DataSet
 
 
@@ -16,9 +21,64 @@ def test_a_small_network_costs_what_one_counts_by_hand(tiny_model: Classifier, t
     assert facts["macs"].item() == 8 * 8 * 8 * 3 * 9 + 8 * 3
 
 
-def test_it_takes_any_network(tiny_data: DataSet) -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3, bias=False))
-    assert {name: value.item() for name, value in Complexity()(network, tiny_data, 0, seed=0).items()} == {
-        "parameters": 576,
-        "macs": 576,
-    }
+def test_it_takes_any_network_and_leaves_it_as_it_is(tiny_data: DataSet) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3, bias=False), nn.Dropout(0.5)).train()
+    before = digest(network)
+    facts = Complexity()(network, tiny_data, 0, seed=0)
+    assert (facts["parameters"], facts["macs"]) == (576, 576)
+    assert digest(network) == before and network.training
+    assert all(each.grad is None and each.requires_grad for each in network.parameters())
+
+
+class Slow(nn.Module):
+    """Takes a second forward and two more back, by a clock of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seconds = nn.Linear(192, 3), 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.wait(1)
+        logits: Tensor = self.linear(x.flatten(1))
+        if logits.requires_grad:
+            logits.register_hook(lambda _: self.wait(2))  # type: ignore[no-untyped-call]
+        return logits
+
+
+def test_throughput_is_of_forward_passes_and_others_are_counted_in_them(
+    tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Slow()
+    monkeypatch.setattr(time, "perf_counter", lambda: network.seconds)
+    facts = Complexity(batch=8, repeats=3)(network, tiny_data, 0, seed=0)
+    assert facts["throughput"] == 8
+    assert (facts["attack_pass"], facts["training_pass"]) == (3, 3)
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_memory_is_what_the_backward_pass_needs(layers: int) -> None:
+    """A sigmoid keeps its output for its derivative; on the way back two more are alive at the same time."""
+    network = nn.Sequential(*(nn.Sigmoid() for _ in range(layers)))
+    x = torch.rand(4, 3, 32, 32, requires_grad=True)
+    image = x.numel() * x.element_size()
+
+    def run() -> None:
+        torch.autograd.grad(network(x).sum(), x)
+
+    assert layers * image <= peak_memory(run, x.device) <= (layers + 2) * image + 64
+
+
+def test_what_was_freed_is_not_counted() -> None:
+    def run() -> None:
+        for _ in range(10):
+            torch.ones(1000).exp().add_(1).view(10, 100)
+
+    assert peak_memory(run, torch.device("cpu")) == 2 * 4000
+
+
+def test_a_model_without_trained_weights_has_no_training_pass(tiny_model: Classifier, tiny_data: DataSet) -> None:
+    facts = Complexity(repeats=1)(tiny_model.requires_grad_(False), tiny_data, 0, seed=0)
+    assert facts["training_pass"].isnan() and facts["memory"] > 0

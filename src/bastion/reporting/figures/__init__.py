@@ -34,6 +34,7 @@ class Figure:
     caption: str = ""
     table: Table | None = None
     legend: bool = True  # panels have the colours of the runs
+    wraps: bool = False  # panels are as wide as they need; by default all have the same width
 
 
 figures: Registry[list[Figure]] = Registry("figure", __name__, Figure)  # type: ignore[arg-type]

@@ -3,6 +3,15 @@ const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 const number = (element) => element && element.dataset.value !== undefined ? Number(element.dataset.value) : NaN;
 const percent = (fraction) => (100 * fraction).toFixed(1);
+const TEXTS = ["model", "category"]; // columns that are sorted as words
+
+function amount(value) { // as people say it: 0.25, 696 k, 11.2 M
+  const size = Math.abs(value);
+  for (const [unit, least] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+    if (size >= least) return `${Number((value / least).toPrecision(3))} ${unit}`;
+  }
+  return String(Number(value.toPrecision(3)));
+}
 
 function make(parent, tag, attributes, text) {
   const element = document.createElementNS(SVG, tag);
@@ -15,12 +24,14 @@ function make(parent, tag, attributes, text) {
 class Board {
   constructor(section) {
     this.section = section;
-    this.heads = [...section.querySelectorAll("thead th")];
-    this.body = section.querySelector("tbody");
+    const table = section.querySelector("table"); // the first one; others are of all its models together
+    this.heads = [...table.querySelectorAll("thead th")];
+    this.body = table.querySelector("tbody");
     this.rows = [...this.body.rows];
     this.figure = section.querySelector("figure");
     this.plot = section.querySelector(".plot");
-    this.choice = section.querySelector(".choice");
+    this.across = section.querySelector(".across");
+    this.up = section.querySelector(".down");
     this.said = section.querySelector("figcaption output");
     this.points = [];
     this.chosen = -1;
@@ -34,19 +45,22 @@ class Board {
 
   sort(column) {
     const head = this.heads[column];
-    const rising = column === 0 || head.dataset.kind === "errors"; // first click: a to z, best first
+    const words = TEXTS.includes(head.dataset.key);
+    const rising = words || head.dataset.kind === "errors"; // first click: a to z, best first
     const before = head.getAttribute("aria-sort");
     const ascending = before ? before === "descending" : rising;
     this.heads.forEach((each) => each.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     const sign = ascending ? 1 : -1;
-    const compare = column === 0
-      ? (a, b) => a.cells[0].dataset.value.localeCompare(b.cells[0].dataset.value, undefined, { numeric: true })
+    const compare = words
+      ? (a, b) => a.cells[column].dataset.value.localeCompare(b.cells[column].dataset.value, undefined, { numeric: true })
       : (a, b) => number(a.cells[column]) - number(b.cells[column]);
     const [measured, rest] = [true, false].map((wanted) =>
       this.rows.filter((row) => (row.cells[column].dataset.value !== undefined) === wanted));
     this.rows = [...measured.sort((a, b) => sign * compare(a, b)), ...rest]; // what was not measured stays last
     this.body.append(...this.rows);
+    const group = (row) => head.dataset.key === "category" ? row && row.cells[column].dataset.value : "";
+    this.rows.forEach((row, index) => row.classList.toggle("begins", index > 0 && group(row) !== group(this.rows[index - 1])));
   }
 
   filter(words, norm) {
@@ -67,16 +81,22 @@ class Board {
 
   prepareScatter() {
     const columns = this.heads.map((head, column) => ({ head, column })).filter(({ head }) => head.dataset.kind);
-    this.clean = columns.find(({ head }) => head.dataset.kind === "clean");
-    const others = columns.filter(({ head }) => !["clean", "errors"].includes(head.dataset.kind));
-    if (!this.clean || !others.length) return;
+    const clean = columns.find(({ head }) => head.dataset.kind === "clean");
+    const others = columns.filter(({ head }) => !["clean", "errors", "study"].includes(head.dataset.kind));
+    this.parameters = this.heads.findIndex((head) => head.dataset.key === "parameters");
+    const studies = columns.filter(({ head }) => head.dataset.kind === "study");
+    const sizes = this.rows.some((row) => Number.isFinite(number(row.cells[this.parameters])));
+    if (!clean || !others.length) return;
+    this.across.append(new Option("Clean accuracy", clean.column));
+    if (sizes) this.across.append(new Option("Parameters", this.parameters));
+    for (const { head, column } of studies) this.across.append(new Option(head.dataset.name, column));
     for (const { head, column } of others) {
       const option = new Option(head.dataset.name, column);
       option.selected = head.hasAttribute("aria-sort");
-      this.choice.append(option);
+      this.up.append(option);
     }
     this.figure.hidden = false;
-    this.choice.addEventListener("change", () => this.draw());
+    for (const choice of [this.across, this.up]) choice.addEventListener("change", () => this.draw());
     this.plot.addEventListener("keydown", (event) => this.step(event));
     this.plot.addEventListener("blur", () => this.choose(-1));
     new ResizeObserver(() => this.draw()).observe(this.plot);
@@ -84,32 +104,35 @@ class Board {
 
   draw() {
     if (this.figure.hidden || this.section.hidden) return;
-    const y = Number(this.choice.value), parameters = this.heads.findIndex((head) => head.dataset.key === "parameters");
+    const x = Number(this.across.value), y = Number(this.up.value);
+    const category = this.heads.findIndex((head) => head.dataset.key === "category");
     this.points = this.visible.map((row) => ({
-      name: row.cells[0].dataset.value,
-      x: number(row.cells[this.clean.column]), y: number(row.cells[y]), parameters: number(row.cells[parameters]),
+      name: row.cells[0].dataset.value, category: category < 0 ? "" : row.cells[category].dataset.value || "",
+      x: number(row.cells[x]), y: number(row.cells[y]), parameters: number(row.cells[this.parameters]),
     })).filter((point) => Number.isFinite(point.x) && Number.isFinite(point.y)).sort((a, b) => a.x - b.x || a.y - b.y);
     const width = this.plot.clientWidth, height = this.plot.clientHeight;
     const area = { left: 36, right: width - 14, top: 24, bottom: height - 40 };
-    const ranges = { x: this.range("x"), y: this.range("y") };
-    const across = (value) => area.left + (value - ranges.x[0]) / (ranges.x[1] - ranges.x[0]) * (area.right - area.left);
-    const down = (value) => area.bottom - (value - ranges.y[0]) / (ranges.y[1] - ranges.y[0]) * (area.bottom - area.top);
+    this.shares = this.heads[x].dataset.kind === "clean";
+    const scales = { x: this.shares ? this.percents("x") : this.amounts("x"), y: this.percents("y") };
+    const across = (value) => area.left + scales.x.place(value) * (area.right - area.left);
+    const down = (value) => area.bottom - scales.y.place(value) * (area.bottom - area.top);
     this.plot.replaceChildren();
     this.svg = make(this.plot, "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-    for (const tick of this.ticks(ranges.x)) {
+    for (const [tick, label] of scales.x.ticks) {
       make(this.svg, "line", { x1: across(tick), x2: across(tick), y1: area.top, y2: area.bottom });
-      make(this.svg, "text", { x: across(tick), y: area.bottom + 16, "text-anchor": "middle" }, Math.round(100 * tick));
+      make(this.svg, "text", { x: across(tick), y: area.bottom + 16, "text-anchor": "middle" }, label);
     }
-    for (const tick of this.ticks(ranges.y)) {
+    for (const [tick, label] of scales.y.ticks) {
       make(this.svg, "line", { x1: area.left, x2: area.right, y1: down(tick), y2: down(tick) });
-      make(this.svg, "text", { x: area.left - 6, y: down(tick) + 4, "text-anchor": "end" }, Math.round(100 * tick));
+      make(this.svg, "text", { x: area.left - 6, y: down(tick) + 4, "text-anchor": "end" }, label);
     }
-    make(this.svg, "text", { x: area.right, y: height - 6, "text-anchor": "end" }, "clean accuracy (%)");
+    const named = this.shares ? "clean accuracy (%)" : this.heads[x].dataset.name || "parameters";
+    make(this.svg, "text", { x: area.right, y: height - 6, "text-anchor": "end" }, named);
     make(this.svg, "text", { x: 0, y: 12 }, `${this.heads[y].dataset.name} (%)`);
     const scale = Math.max(0.5, Math.min(1, width / 900) * (this.points.length > 300 ? 0.75 : 1));
     this.points.forEach((point, index) => {
       Object.assign(point, { cx: across(point.x), cy: down(point.y), r: scale * this.radius(point.parameters) });
-      const circle = make(this.svg, "circle", { class: "point", cx: point.cx, cy: point.cy, r: point.r });
+      const circle = make(this.svg, "circle", { class: `point ${point.category}`, cx: point.cx, cy: point.cy, r: point.r });
       make(circle, "title", {}, point.name);
       circle.addEventListener("pointerenter", () => this.choose(index));
     });
@@ -117,17 +140,38 @@ class Board {
     this.choose(-1);
   }
 
-  range(axis) {
+  percents(axis) {
     const values = this.points.map((point) => point[axis]);
-    const low = Math.floor(10 * Math.min(1, ...values)) / 10, high = Math.ceil(10 * Math.max(0, ...values)) / 10;
-    return values.length ? [low, Math.max(high, low + 0.1)] : [0, 1];
+    const low = values.length ? Math.floor(10 * Math.min(1, ...values)) / 10 : 0;
+    const high = values.length ? Math.max(Math.ceil(10 * Math.max(0, ...values)) / 10, low + 0.1) : 1;
+    const step = high - low > 0.5 ? 0.2 : high - low > 0.2 ? 0.1 : 0.02;
+    const ticks = this.multiples(low, high, step).map((tick) => [tick, Math.round(100 * tick)]);
+    return { ticks, place: (value) => (value - low) / (high - low) };
   }
 
-  ticks([low, high]) {
-    const step = high - low > 0.5 ? 0.2 : high - low > 0.2 ? 0.1 : 0.02;
-    const ticks = [];
-    for (let tick = Math.ceil(low / step - 1e-9); tick <= high / step + 1e-9; tick += 1) ticks.push(tick * step);
-    return ticks;
+  amounts(axis) { // by powers of ten where the numbers are far apart
+    const values = this.points.map((point) => point[axis]);
+    let [low, high] = [Math.min(...values), Math.max(...values)];
+    if (low > 0 && high >= 5 * low) {
+      [low, high] = [Math.log10(low) - 0.1, Math.log10(high) + 0.1];
+      const fine = high - low > 3 ? [1] : [1, 2, 5];
+      const powers = this.multiples(Math.floor(low), high, 1);
+      const ticks = powers.flatMap((power) => fine.map((factor) => factor * 10 ** Math.round(power)))
+        .filter((tick) => Math.log10(tick) >= low && Math.log10(tick) <= high).map((tick) => [tick, amount(tick)]);
+      return { ticks, place: (value) => (Math.log10(value) - low) / (high - low) };
+    }
+    const margin = 0.08 * (high - low || Math.abs(high) || 1);
+    [low, high] = values.length ? [low - margin, high + margin] : [0, 1];
+    const rough = 10 ** Math.floor(Math.log10(high - low));
+    const step = [0.2, 0.5, 1].map((part) => part * rough).find((each) => (high - low) / each <= 6) || rough;
+    const ticks = this.multiples(low, high, step).map((tick) => [tick, amount(tick)]);
+    return { ticks, place: (value) => (value - low) / (high - low) };
+  }
+
+  multiples(low, high, step) {
+    const found = [];
+    for (let each = Math.ceil(low / step - 1e-9); each <= high / step + 1e-9; each += 1) found.push(each * step);
+    return found;
   }
 
   radius(parameters) {
@@ -146,7 +190,8 @@ class Board {
     this.chosen = index;
     const point = this.points[index];
     if (this.ring) this.ring.setAttribute("r", point ? point.r + 3 : 0);
-    this.said.textContent = point ? `${point.name}: ${percent(point.x)} % clean, ${percent(point.y)} %.` : "";
+    const told = point && (this.shares ? `${percent(point.x)} % clean` : amount(point.x));
+    this.said.textContent = point ? `${point.name}: ${told}, ${percent(point.y)} %.` : "";
     if (!point) return;
     this.ring.setAttribute("cx", point.cx);
     this.ring.setAttribute("cy", point.cy);
@@ -155,12 +200,13 @@ class Board {
   csv() {
     const columns = this.heads.map((head, column) => ({ head, column })).filter(({ head }) => head.dataset.kind && !head.hidden);
     const last = this.heads.length - 2;
-    const head = ["model", "data", "split", "digest", "weights", "parameters"];
+    const head = ["model", "data", "split", "digest", "weights", "category", "parameters"];
+    const category = this.heads.findIndex((each) => each.dataset.key === "category");
     for (const { head: { dataset: { name } } } of columns) head.push(name, `${name} low`, `${name} high`, `${name} n`);
     const data = this.section.dataset;
     const lines = this.visible.map((row) => {
       const cells = [row.cells[0].dataset.value, data.data, data.split, data.digest, row.dataset.weights];
-      cells.push(row.cells[last].dataset.value || "");
+      cells.push(category < 0 ? "" : row.cells[category].dataset.value || "", row.cells[last].dataset.value || "");
       for (const { column } of columns) {
         const { value = "", low = "", high = "", n = "" } = row.cells[column].dataset;
         cells.push(...[value, low, high, n].map((each) => each === "nan" ? "" : each));

@@ -1,0 +1,236 @@
+"""Largest singular values of linear maps that are known by their products alone, one map for each example of a batch.
+
+Golub-Kahan-Lanczos bidiagonalisation (Golub and Kahan 1965) with full reorthogonalisation and thick restarts (Baglama
+and Reichel 2005). A product serves all examples of the batch; each has its own vectors, and its result does not depend
+on the others. A search finds one copy of a value that is there several times, so further searches look for what the
+first one missed, orthogonally to what it found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+CHECK_EVERY = 4  # steps between looks at the projected map
+ROUNDING = 32  # machine epsilons of the largest value are as good as zero
+ROUGH = 0.1  # residual at which a value below all those wanted is known well enough
+MARGIN = 0.9  # of the tolerance: rounding must not carry a residual past it
+
+
+class Operator(Protocol):
+    """For each example of a batch a linear map of `inputs` numbers to `outputs` numbers."""
+
+    inputs: int
+    outputs: int
+
+    def apply(self, v: Tensor) -> Tensor:
+        """(B, inputs) to (B, outputs)."""
+        ...
+
+    def transpose(self, u: Tensor) -> Tensor:
+        """(B, outputs) to (B, inputs)."""
+        ...
+
+
+class Spectrum(NamedTuple):
+    values: Tensor  # (B, k) float64, the largest first; 0 where the map has fewer
+    residuals: Tensor  # (B, k) ‖Aᵀu − σv‖ / σ₁: a singular value is within this share of σ₁ of the value
+    products: Tensor  # (B,) with A and with Aᵀ
+
+
+class Triplets(NamedTuple):
+    """Approximate singular values with their unit vectors; zeros where there are none."""
+
+    values: Tensor  # (B, k) float64, the largest first
+    left: Tensor  # (B, k, outputs)
+    right: Tensor  # (B, k, inputs)
+
+    def merged(self, others: Triplets) -> Triplets:
+        """The largest of both, as many as these."""
+        both = [torch.cat(parts, dim=1) for parts in zip(self, others, strict=True)]
+        order = both[0].argsort(dim=1, descending=True, stable=True)[:, : self.values.shape[1]]
+        rows = torch.arange(len(order), device=order.device)[:, None]
+        return Triplets(*(part[rows, order] for part in both))
+
+    def where(self, rows: Tensor, others: Triplets) -> Triplets:
+        """These in the rows of a mask, the others elsewhere."""
+        return Triplets(
+            *(
+                torch.where(rows.view(-1, *[1] * (own.ndim - 1)), own, other)
+                for own, other in zip(self, others, strict=True)
+            )
+        )
+
+
+def largest(
+    operator: Operator,
+    start: Callable[[int], Tensor],
+    *,
+    top: int = 1,
+    tolerance: float = 1e-4,
+    basis: int = 64,
+    limit: int = 1000,
+) -> Spectrum:
+    """The `top` largest singular values of each example's map, until their residuals are below the tolerance.
+
+    `start(i)` gives random vectors (B, inputs), others for each i. At most `basis` vectors of each side are kept, and a
+    search ends after `limit` products.
+    """
+    found, products = _search(operator, start(0), top, tolerance, basis, limit)
+    open_rows = torch.full_like(products, top > 1, dtype=torch.bool)
+    for number in range(1, top + 1):
+        if not open_rows.any():
+            break
+        missed, spent = _search(operator, start(number), 1, tolerance, basis, limit, found, done=~open_rows)
+        products = products + spent
+        least = found.values[:, -1] * (1 + tolerance) + rounding(missed.left) * found.values[:, 0]
+        open_rows = open_rows & (missed.values[:, 0] > least)
+        found = found.merged(missed).where(open_rows, found)
+    return Spectrum(found.values, _residuals(operator, found), products + top)
+
+
+def _search(
+    operator: Operator,
+    start: Tensor,
+    top: int,
+    tolerance: float,
+    basis: int,
+    limit: int,
+    locked: Triplets | None = None,
+    done: Tensor | None = None,
+) -> tuple[Triplets, Tensor]:
+    """The `top` largest orthogonally to those that are locked, and the products spent on each example that is not done.
+
+    With locked ones, a value that will stay below the least of them need not be found to the tolerance.
+    """
+    krylov = _Krylov(operator, start, min(basis, 1 + min(operator.inputs, operator.outputs)), locked)
+    done = torch.zeros(len(start), dtype=torch.bool, device=start.device) if done is None else done
+    products = torch.zeros(len(start), dtype=torch.int64, device=start.device)
+    found = Triplets(*(_padded(part[:, :0], top) for part in (krylov.projected[:, 0], krylov.left, krylov.right)))
+    for step in range(1, limit // 2 + 1):
+        krylov.extend()
+        products += 2 * ~done
+        last = step == limit // 2
+        if not (krylov.is_full or last or krylov.count % CHECK_EVERY == 0):
+            continue
+        values, errors = krylov.decompose(top)
+        arrived = (errors <= MARGIN * tolerance * values[:, :1]).all(1)
+        if locked is not None:
+            rough = errors[:, 0] <= ROUGH * values[:, 0]
+            arrived |= rough & (values[:, 0] + errors[:, 0] < locked.values[:, -1])
+        found = krylov.triplets(top).where((arrived | last) & ~done, found)
+        done = done | arrived
+        if done.all():
+            break
+        if krylov.is_full:
+            krylov.restart(top)
+    return found, products
+
+
+class _Krylov:
+    """A V = U T and Aᵀ U = V Tᵀ + β v eᵀ for each example, where rows of `left` and `right` are orthonormal or zero."""
+
+    def __init__(self, operator: Operator, start: Tensor, size: int, locked: Triplets | None) -> None:
+        b = len(start)
+        self.operator, self.locked, self.size, self.count = operator, locked, size, 0
+        self.left = start.new_zeros(b, size, operator.outputs)  # U
+        self.right = start.new_zeros(b, size + 1, operator.inputs)  # V, and v after the last of them
+        self.projected = start.new_zeros(b, size, size, dtype=torch.float64)  # T, upper triangular
+        self.beta = start.new_zeros(b, dtype=torch.float64)
+        # A lower bound of the map's largest value: what is left when that is locked may be rounding alone.
+        self.scale = torch.zeros_like(self.beta) if locked is None else locked.values[:, 0]
+        self.right[:, 0] = _unit(self._free(start, "right"), torch.zeros_like(self.beta))[0]
+
+    @property
+    def is_full(self) -> bool:
+        return self.count == self.size
+
+    def extend(self) -> None:
+        """One more vector on each side."""
+        j = self.count
+        u = self.operator.apply(self.right[:, j])
+        self.scale = torch.maximum(self.scale, torch.linalg.vector_norm(u, dim=1).double())
+        u, components = _orthogonal(self._free(u, "left"), self.left[:, :j])
+        floor = rounding(u) * self.scale
+        self.left[:, j], alpha = _unit(u, floor)
+        self.projected[:, :j, j], self.projected[:, j, j] = components.double(), alpha
+        v = self.operator.transpose(self.left[:, j])
+        v, _ = _orthogonal(self._free(v, "right"), self.right[:, : j + 1])
+        self.right[:, j + 1], self.beta = _unit(v, floor)
+        self.count += 1
+
+    def _free(self, vector: Tensor, side: str) -> Tensor:
+        """Without what is locked."""
+        return vector if self.locked is None else _orthogonal(vector, getattr(self.locked, side))[0]
+
+    def decompose(self, top: int) -> tuple[Tensor, Tensor]:
+        """(B, top) values of T, and how far each is from a singular value of A at most."""
+        self.svd = torch.linalg.svd(self.projected[:, : self.count, : self.count])
+        errors = self.beta[:, None].expand(-1, top).clone()  # none of a value that is missing if β = 0: it is zero
+        shown = min(top, self.count)
+        errors[:, :shown] *= self.svd.U[:, -1, :shown].abs()
+        return _padded(self.svd.S[:, :top], top), errors
+
+    def triplets(self, top: int) -> Triplets:
+        """Of the last decomposition."""
+        left, right = self._singular_vectors(top)
+        return Triplets(*(_padded(part, top) for part in (self.svd.S[:, :top], left, right)))
+
+    def _singular_vectors(self, count: int) -> tuple[Tensor, Tensor]:
+        """(B, count, outputs) and (B, count, inputs)"""
+        left = self.svd.U[:, :, :count].mT.to(self.left.dtype) @ self.left[:, : self.count]
+        right = self.svd.Vh[:, :count].to(self.right.dtype) @ self.right[:, : self.count]
+        return left, right
+
+    def restart(self, top: int) -> None:
+        """Go on from the best approximations of singular vectors, and the direction that they lack."""
+        keep = top + (self.size - top) // 3
+        lacking = self.right[:, self.count].clone()
+        self.left[:, :keep], self.right[:, :keep] = self._singular_vectors(keep)
+        self.right[:, keep] = lacking
+        self.projected.zero_()
+        self.projected[:, range(keep), range(keep)] = self.svd.S[:, :keep]
+        self.count = keep
+
+
+def _residuals(operator: Operator, found: Triplets) -> Tensor:
+    """(B, k) as products have them, not the recurrence."""
+    lengths = []
+    for value, u, v in zip(*(part.unbind(1) for part in found), strict=True):
+        away = operator.transpose(u) - value[:, None].to(v.dtype) * v
+        lengths.append(torch.linalg.vector_norm(away, dim=1).double())
+    return torch.stack(lengths, dim=1) / found.values[:, :1].clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _orthogonal(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """The part of each vector (B, n) that is orthogonal to the rows of its basis (B, j, n), and its components (B, j).
+
+    Twice is enough (Kahan): the second pass takes away what rounding left.
+    """
+    components = vector.new_zeros(basis.shape[:2])
+    for _ in range(2):
+        part = torch.bmm(basis, vector[:, :, None])
+        vector = vector - torch.bmm(part.mT, basis)[:, 0]
+        components += part[:, :, 0]
+    return vector, components
+
+
+def _unit(vector: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, n) of length 1, and the lengths (B,) float64; both zero where the length is below the floor."""
+    length = torch.linalg.vector_norm(vector, dim=1).double()
+    length = torch.where(length > floor, length, 0.0)
+    return vector * torch.where(length > 0, 1 / length, 0.0)[:, None].to(vector.dtype), length
+
+
+def rounding(like: Tensor) -> float:
+    """The share of the largest singular value that rounding hides."""
+    return ROUNDING * torch.finfo(like.dtype).eps
+
+
+def _padded(part: Tensor, count: int) -> Tensor:
+    """(B, count, …) with zeros behind."""
+    missing = part.new_zeros(len(part), count - part.shape[1], *part.shape[2:])
+    return torch.cat([part, missing], dim=1)

@@ -1,0 +1,165 @@
+"""A network as a chain of functions: pixels to the first residual block, each block, and the last block to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bastion import forward
+from bastion.errors import BastionError
+from bastion.types import Block, Tapped
+
+
+@dataclass
+class Call:
+    """A block at work: what it was called with, and what came out."""
+
+    block: Block
+    place: int | str  # of the input among the arguments
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    y: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.block.name
+
+    @property
+    def x(self) -> Tensor:
+        return _taken(self.arguments, self.keywords, self.place)
+
+    def function(self, z: Tensor) -> Tensor:
+        """The block on another input, with all else as it was."""
+        arguments = [z if place == self.place else _copy(each) for place, each in enumerate(self.arguments)]
+        keywords = {place: z if place == self.place else _copy(each) for place, each in self.keywords.items()}
+        return _first(self.block.module(*arguments, **keywords))
+
+
+class Chain:
+    """A model at a batch of images. Its blocks are recorded in one forward pass; products then run them one by one.
+
+    A block's input is the argument that has the shape of its output, as the skip connection needs, or else the first.
+    Of a block that runs more than once the last time counts.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, where: str) -> None:
+        self.model, self.x, self.where = model, x, where
+        self.blocks = _blocks(model, where)
+        calls: dict[str, Call] = {}
+        with ExitStack() as stack, torch.no_grad():
+            for block in self.blocks:
+                stack.enter_context(self._recorded(block, calls))
+            self.logits = forward.logits(model, x)
+        if not calls:
+            raise BastionError(f"{where}: none of the model's blocks was run on the images")
+        self.calls = list(calls.values())  # as they ran
+
+    @contextmanager
+    def _recorded(self, block: Block, calls: dict[str, Call]) -> Iterator[None]:
+        given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            # Copies: blocks may change their input in place.
+            given.append((tuple(map(_copy, arguments)), {key: _copy(each) for key, each in keywords.items()}))
+
+        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+            (inputs, keywords), y = given.pop(), _copy(_first(output))
+            calls.pop(block.name, None)
+            calls[block.name] = Call(block, self._place(block, inputs, keywords, y), inputs, keywords, y)
+
+        hooks = [
+            block.module.register_forward_pre_hook(enter, with_kwargs=True),
+            block.module.register_forward_hook(leave),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _place(self, block: Block, arguments: tuple[Any, ...], keywords: Mapping[str, Any], y: Tensor) -> int | str:
+        given: dict[Any, Any] = {**dict(enumerate(arguments)), **keywords}
+        tensors = {place: each for place, each in given.items() if _is_batch(each, len(self.x))}
+        if not tensors or not _is_batch(y, len(self.x)):
+            raise BastionError(
+                f"{self.where}: block {block.name} does not take and give one tensor for each of the {len(self.x)} "
+                "images, so it has no Jacobian by image; leave `blocks` out of the parts"
+            )
+        same = [place for place, each in tensors.items() if each.shape == y.shape]
+        place: int | str = (same or list(tensors))[0]
+        return place
+
+    @property
+    def names(self) -> list[str]:
+        """Of all blocks, in the order of the model."""
+        return [block.name for block in self.blocks]
+
+    def sizes(self) -> list[int]:
+        """How many numbers one example has before and behind each part."""
+        inner = [call.x[0].numel() + call.y[0].numel() for call in self.calls]
+        return [self.x[0].numel() + self.calls[0].x[0].numel(), *inner]
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """Pixels to the input of the first block."""
+        first = self.calls[0]
+
+        def stop(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            raise _Reached(_taken(arguments, keywords, first.place))
+
+        hook = first.block.module.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.model(x)
+        except _Reached as reached:
+            return reached.value
+        finally:
+            hook.remove()
+        raise BastionError(f"{self.where}: block {first.name} did not run a second time")
+
+    def head(self, z: Tensor) -> Tensor:
+        """The output of the last block to logits."""
+
+        def replace(module: nn.Module, arguments: Any, output: Any) -> Any:
+            return (z, *output[1:]) if isinstance(output, tuple) else z
+
+        hook = self.calls[-1].block.module.register_forward_hook(replace)
+        try:
+            return forward.logits(self.model, self.x)
+        finally:
+            hook.remove()
+
+
+class _Reached(Exception):  # no error
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+def _blocks(model: nn.Module, where: str) -> list[Block]:
+    if not isinstance(model, Tapped):
+        raise BastionError(
+            f"{where}: which modules of {type(model).__name__} are residual blocks is not known; give a "
+            "bastion.models.Classifier, whose Backbone declares them"
+        )
+    return model.blocks()
+
+
+def _is_batch(value: Any, examples: int) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1 and len(value) == examples
+
+
+def _taken(arguments: tuple[Any, ...], keywords: Mapping[str, Any], place: int | str) -> Tensor:
+    taken: Tensor = arguments[place] if isinstance(place, int) else keywords[place]
+    return taken
+
+
+def _first(output: Any) -> Tensor:
+    first: Tensor = output[0] if isinstance(output, tuple | list) else output
+    return first
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

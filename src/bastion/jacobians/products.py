@@ -1,0 +1,130 @@
+"""Products with the Jacobian of a function, for each example of a batch, without the Jacobian."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bastion import rng
+from bastion.errors import BastionError
+from bastion.forward import single_image_gradients
+
+ADJOINT = 1e-3  # far more than rounding, far less than a path that is missing
+
+Function = Callable[[Tensor], Tensor]  # (B, …) to (B, …), each example by itself
+
+
+class Jacobian:
+    """Of a function at x: `apply(v)` is Jv, `transpose(u)` is Jᵀu, for flat vectors (B, n) and (B, m).
+
+    The function runs once. Jᵀu goes back along its graph; it is linear in u, so going back along the graph of *that*
+    gives Jv, at the same cost and as its exact transpose. Where an operation cannot be differentiated twice, Jv is by
+    forward mode, which runs the function for each product.
+    """
+
+    def __init__(self, function: Function, x: Tensor, name: str = "jacobian") -> None:
+        self.function, self.name = function, name
+        self.x = x.detach().clone().requires_grad_()
+        with _differentiable(x), torch.enable_grad():
+            self.y = function(self.x.clone())  # of a copy, which the function may change in place
+            if not isinstance(self.y, Tensor) or not self.y.is_floating_point() or len(self.y) != len(x):
+                got = f"{tuple(self.y.shape)}" if isinstance(self.y, Tensor) else type(self.y).__name__
+                raise BastionError(f"{name}: expected a result for each of {len(x)} examples, got {got}")
+            self.inputs, self.outputs = math.prod(x.shape[1:]), math.prod(self.y.shape[1:])
+            self.u = torch.zeros_like(self.y).requires_grad_()
+            self.transposed = self._back(self.y, self.x, self.u, keep_graph=True)
+        self.forward_mode = False
+        if not self._is_adjoint():
+            self.forward_mode = True
+            self._check_forward_mode()
+
+    def apply(self, v: Tensor) -> Tensor:
+        v = v.view_as(self.x)
+        if self.forward_mode:
+            return self._dual(v).flatten(1)
+        product = None if self.transposed is None else self._back(self.transposed, self.u, v)
+        return torch.zeros_like(self.y).flatten(1) if product is None else product.flatten(1)
+
+    def transpose(self, u: Tensor) -> Tensor:
+        product = self._back(self.y, self.x, u.view_as(self.y))
+        return torch.zeros_like(self.x).flatten(1) if product is None else product.flatten(1)
+
+    @property
+    def is_square(self) -> bool:
+        """The result is of the input's shape, so that the function may be x + F(x)."""
+        return self.x.shape == self.y.shape
+
+    @staticmethod
+    def _back(y: Tensor, x: Tensor, along: Tensor, *, keep_graph: bool = False) -> Tensor | None:
+        """None: y does not depend on x."""
+        if not y.requires_grad:
+            return None
+        (product,) = torch.autograd.grad(y, x, along, retain_graph=True, create_graph=keep_graph, allow_unused=True)
+        return product if keep_graph or product is None else product.detach()
+
+    def _dual(self, v: Tensor) -> Tensor:
+        dual: Any = forward_ad
+        with warnings.catch_warnings(), _differentiable(self.x), torch.no_grad():
+            # torch's own forward mode takes a part of torch that it calls deprecated.
+            warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+            with dual.dual_level():
+                y = self.function(dual.make_dual(self.x.detach().clone(), v))
+                tangent: Tensor | None = dual.unpack_dual(y).tangent
+        return torch.zeros_like(self.y) if tangent is None else tangent.detach()
+
+    def _is_adjoint(self) -> bool:
+        """Is ⟨u, Jv⟩ = ⟨Jᵀu, v⟩? A graph that is cut on its second way back gives a product, but another one."""
+        index = torch.arange(len(self.x), device=self.x.device)
+        v, u = (
+            rng.normal(0, index, f"adjoint {side}", (size,), dtype=self.x.dtype)
+            for side, size in (("v", self.inputs), ("u", self.outputs))
+        )
+        try:
+            forth, back = self.apply(v).double(), self.transpose(u).double()
+        except RuntimeError:
+            return False
+        difference = (u.double() * forth).sum(1) - (back * v.double()).sum(1)
+        size = torch.maximum(*(torch.linalg.vector_norm(each, dim=1) for each in (forth, back)))
+        return bool((difference.abs() <= ADJOINT * size).all())
+
+    def _check_forward_mode(self) -> None:
+        try:
+            self._dual(torch.zeros_like(self.x))
+        except RuntimeError as error:
+            raise BastionError(
+                f"{self.name}: no products with the Jacobian: an operation has neither a second derivative nor forward "
+                f"mode ({str(error).splitlines()[0]}); replace it"
+            ) from error
+        if not self._is_adjoint():
+            raise BastionError(
+                f"{self.name}: no Jacobian: forward and reverse mode give different ones, as for a gradient that was "
+                "written by hand; give it one `jvp` that fits its `backward`"
+            )
+
+
+class Branch(Jacobian):
+    """J − I: of F, where the function is x + F(x)."""
+
+    def __init__(self, whole: Jacobian) -> None:
+        self.__dict__.update(whole.__dict__)  # along the same graphs
+
+    def apply(self, v: Tensor) -> Tensor:
+        return super().apply(v) - v
+
+    def transpose(self, u: Tensor) -> Tensor:
+        return super().transpose(u) - u
+
+
+@contextmanager
+def _differentiable(x: Tensor) -> Iterator[None]:
+    """Fused attention has no second derivative, and some kernels are wrong for one image."""
+    with sdpa_kernel(SDPBackend.MATH), single_image_gradients(x):
+        yield

@@ -1,0 +1,100 @@
+"""The patch corruption model of RSPC (Guo et al. 2023, Sec. 3.2): a small network that picks patches to occlude."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bastion.errors import BastionError
+from bastion.models import checkpoint
+from bastion.models.load import locate
+from bastion.patches import Grid
+
+
+class CorruptionModel(nn.Module):
+    """A score for each patch of an image: a convolution over the patch, GELU, and a linear layer over all patches.
+
+    For images of `shape` (C, H, W) with pixels in [0, 1]. 39,184 parameters at 224 pixels with patches of 16.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], patch_size: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if patch_size < 1 or height % patch_size or width % patch_size:
+            side = math.gcd(height, width)
+            fitting = ", ".join(str(size) for size in range(1, side + 1) if side % size == 0)
+            raise BastionError(
+                f"patch_size: patches of {patch_size} pixels do not tile images of {height}×{width}; of {fitting} do"
+            )
+        self.grid = Grid(height, width, patch_size)
+        self.score = nn.Conv2d(channels, 1, patch_size, patch_size, bias=False)
+        self.mix = nn.Linear(self.grid.count, self.grid.count, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, patches), row by row; the highest scores are of the patches to occlude."""
+        if x.shape[1:] != (self.score.in_channels, self.grid.height, self.grid.width):
+            expected = f"(B, {self.score.in_channels}, {self.grid.height}, {self.grid.width})"
+            raise BastionError(f"corruption model: expected images of {expected}, got {tuple(x.shape)}")
+        with torch.autocast(x.device.type, enabled=False):  # half precision would make many scores equal
+            normalised = 4 * x.to(self.score.weight.dtype) - 2  # without biases, the middle grey should be zero
+            scores: Tensor = self.mix(F.gelu(self.score(normalised)).flatten(1))
+        return scores
+
+    def choose(self, x: Tensor, share: float) -> Tensor:
+        """(B, count) the numbers of the patches to occlude: ⌈share · patches⌉ of each image, exactly."""
+        with torch.no_grad():
+            return self.grid.highest(self(x), self.grid.share(share))
+
+
+def keep_mask(scores: Tensor, grid: Grid, count: int, *, grad_scale: float = 1.0) -> Tensor:
+    """(B, 1, H, W): 0 on the `count` patches of each image with the highest scores, 1 elsewhere.
+
+    Backward, the mask of a patch counts as its negative score (straight through, Hubara et al. 2016): the higher the
+    score, the less is kept. The gradient, times `grad_scale`, is clipped to [-1, 1] for each patch.
+    """
+    keep: Tensor = _Binarise.apply(scores, grid, count, grad_scale)  # type: ignore[no-untyped-call]
+    rows, columns = grid.shape
+    tiles = keep.view(-1, 1, rows, 1, columns, 1).expand(-1, 1, rows, grid.size, columns, grid.size)
+    return tiles.reshape(-1, 1, grid.height, grid.width)
+
+
+class _Binarise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, grid: Grid, count: int, grad_scale: float) -> Tensor:
+        ctx.grad_scale = grad_scale
+        return torch.ones_like(scores).scatter(1, grid.highest(scores, count), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        return -(ctx.grad_scale * gradient).clamp(-1, 1), None, None, None
+
+
+def load_corruption_model(name: str | Path) -> CorruptionModel:
+    """The corruption model that RSPC trained beside a model, as it was when that model was saved.
+
+    By a run, finished or not, or by the folder of its model.
+    """
+    folder = locate(name)
+    shape, tensors = checkpoint.read_card(folder).shape, checkpoint.load_networks(folder)
+    if not tensors:
+        raise BastionError(
+            f"{folder}: has no corruption model: its objective trained no network beside the model; give a run of the "
+            "objective rspc with `patches: learned`"
+        )
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    try:
+        with torch.device("meta"):  # whatever the card says, only what is stored takes memory
+            model = CorruptionModel(shape, found["score.weight"][-1])
+        model.load_state_dict(tensors, assign=True)
+    except (BastionError, KeyError, RuntimeError) as error:
+        raise BastionError(
+            f"{folder}: the networks of its objective are no corruption model for images of "
+            f"{'×'.join(map(str, shape))}: {found}; give a run of the objective rspc"
+        ) from error
+    return model.eval().requires_grad_(False)

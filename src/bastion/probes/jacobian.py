@@ -1,0 +1,133 @@
+"""How far each part of a network can stretch a small change: singular values of Jacobians (Wang and Ruan 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Gt, Lt, MinLen
+from torch import Tensor, nn
+
+from bastion import forward, rng
+from bastion.acceleration import saved_bytes
+from bastion.forward import check_batch, frozen, misclassified
+from bastion.jacobians.lanczos import Spectrum, largest
+from bastion.jacobians.parts import Chain
+from bastion.jacobians.products import Branch, Function, Jacobian
+from bastion.memory import check_memory
+from bastion.probes import probes
+from bastion.settings import AtLeastOne, settings
+from bastion.types import Batch, Probe
+
+Fact = Literal["branch", "block", "embedding", "head", "network"]
+OF_BLOCKS = ("branch", "block")
+MEMORY = 1 << 30  # bytes: as many examples at once as need so much
+MOST = 32  # of them
+GRAPHS = 3  # times what a forward pass saves: that pass, the way back, and the way back of that
+
+
+@probes.register("jacobian")
+@settings
+class JacobianSpectra(Probe):
+    """The `top` largest singular values of Jacobians, exact to `tolerance`, by products with J and Jᵀ alone.
+
+    Of every residual block with its skip connection, x + F(x), and without it, F; of the embedding (pixels to the first
+    block), the head (last block to logits) and the whole network.
+    """
+
+    parts: Annotated[tuple[Fact, ...], MinLen(1)] = ("branch", "block", "embedding", "head", "network")
+    top: AtLeastOne = 1
+    tolerance: Annotated[float, Gt(0), Lt(1)] = 1e-4  # of residuals, in shares of the largest value
+    basis: AtLeastOne = 64  # Lanczos vectors kept at most: fewer take less memory and more products
+    products: AtLeastOne = 2000  # at most, in one search
+
+    facts: ClassVar[Mapping[str, str]] = {
+        "branch": "largest singular values of the Jacobian of F, by block; NaN where a block changes the shape",
+        "block": "largest singular values of the Jacobian of x + F(x), by block",
+        "embedding": "largest singular values of the Jacobian from pixels to the first block",
+        "head": "largest singular values of the Jacobian from the last block to logits",
+        "network": "largest singular values of the Jacobian from pixels to logits",
+        **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`" for name in Fact.__args__},  # type: ignore[attr-defined]
+        "table_1": "largest of `block` over all blocks; NaN for misclassified images (Table 1 of Wang and Ruan)",
+        "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
+        "products": "with J and with Jᵀ, over all parts",
+        "forward_mode": "searches that took forward mode, as an operation has no second derivative",
+    }
+
+    def __post_init__(self) -> None:
+        if self.basis < self.top + 2:
+            raise ValueError(f"basis: {self.basis} vectors are too few for top={self.top}, it needs {self.top + 2}")
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        model, batch = check_batch(model, batch, "jacobian")
+        with frozen(model):
+            at_once = self._examples_at_once(model, batch.x[:1])
+            chunks = [self._facts(model, chunk, seed) for chunk in batch.chunk(-(-len(batch.x) // at_once))]
+        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+    def _facts(self, model: nn.Module, batch: Batch, seed: int) -> dict[str, Tensor]:
+        b, chain = len(batch.x), Chain(model, batch.x, "jacobian") if self._needs_blocks else None
+        blocks = chain.names if chain else []
+        columns = {
+            name: torch.full((b, len(blocks), self.top) if part in OF_BLOCKS else (b, self.top), torch.nan)
+            for part in self.parts
+            for name in (part, f"{part}_residual")
+        }
+        products, forward_mode, unconverged = (
+            torch.zeros(b, dtype=kind) for kind in (torch.int64, torch.int64, torch.bool)
+        )
+        for part, block, operator in self._operators(model, batch.x, chain):
+            found = self._search(operator, batch.index, rng.key("jacobian", part, block), seed)
+            at = (slice(None), blocks.index(block)) if block else (slice(None),)
+            columns[part][at], columns[f"{part}_residual"][at] = found.values.float(), found.residuals.float()
+            products += found.products.cpu()
+            forward_mode += operator.forward_mode
+            unconverged |= (found.residuals > self.tolerance).any(1).cpu()
+        if chain and "block" in self.parts:
+            right = ~misclassified(chain.logits, batch.y).cpu()
+            columns["table_1"] = columns["block"][..., 0].nan_to_num(0).amax(1).where(right, torch.nan)
+        if "branch" in self.parts:
+            columns["exponent"] = columns["branch"][..., 0].nansum(1)
+        return columns | {"products": products, "forward_mode": forward_mode, "warning.unconverged": unconverged}
+
+    @property
+    def _needs_blocks(self) -> bool:
+        return set(self.parts) != {"network"}
+
+    def _operators(self, model: nn.Module, x: Tensor, chain: Chain | None) -> Iterator[tuple[str, str, Jacobian]]:
+        """The fact, the block if it is about one, and the map whose singular values are wanted."""
+        if chain and set(self.parts) & set(OF_BLOCKS):
+            for call in chain.calls:
+                whole = Jacobian(call.function, call.x, f"jacobian, block {call.name}")
+                if "block" in self.parts:
+                    yield "block", call.name, whole
+                if "branch" in self.parts and whole.is_square:
+                    yield "branch", call.name, Branch(whole)
+        others: dict[str, tuple[Function, Tensor]] = {"network": (partial(forward.logits, model), x)}
+        if chain:
+            others |= {"embedding": (chain.embedding, x), "head": (chain.head, chain.calls[-1].y)}
+        for part, (function, at) in others.items():
+            if part in self.parts:
+                yield part, "", Jacobian(function, at, f"jacobian, {part}")
+
+    def _search(self, operator: Jacobian, index: Tensor, draw: int, seed: int) -> Spectrum:
+        def start(number: int) -> Tensor:
+            return rng.normal(seed, index, rng.key("start", draw, number), (operator.inputs,), dtype=operator.x.dtype)
+
+        return largest(operator, start, top=self.top, tolerance=self.tolerance, basis=self.basis, limit=self.products)
+
+    def _examples_at_once(self, model: nn.Module, x: Tensor) -> int:
+        """A pure function of the model and the size of images; refuses what one example has no memory for."""
+        sizes = [x[0].numel() + forward.logits(model, x)[0].numel()]
+        sizes += Chain(model, x, "jacobian").sizes() if self._needs_blocks else []
+        vectors = (self.basis + 3 * self.top) * max(sizes) * x.element_size()
+        needed = vectors + GRAPHS * saved_bytes(model, x)
+        check_memory(
+            needed,
+            x.device,
+            f"jacobian: one example with {self.basis} vectors of {max(sizes):,} numbers",
+            "set a smaller `basis`, or leave out `parts`",
+        )
+        return max(1, min(MOST, MEMORY // needed))

@@ -1,0 +1,91 @@
+"""The bound on a block's stretching that needs no singular values, and how loose it is (Wang and Ruan 2022, Eq. 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bastion import rng
+from bastion.errors import BastionError
+from bastion.forward import check_batch, frozen
+from bastion.jacobians.lanczos import largest
+from bastion.jacobians.parts import Chain
+from bastion.jacobians.products import Jacobian
+from bastion.probes import probes
+from bastion.settings import AtLeastOne, settings
+from bastion.types import Batch, Probe
+
+ROWS = 64  # of Jacobians that one product makes
+BY_BLOCK = ("norm_1", "norm_inf", "frobenius", "sigma")
+
+
+@probes.register("jacobian-norms")
+@settings
+class JacobianNorms(Probe):
+    """‖J‖₁ and ‖J‖∞ of every residual block with its skip connection, row by row, and √(‖J‖₁‖J‖∞) ≥ σ_max.
+
+    A product for each number that a block puts out: for small blocks alone. No more than some rows are ever there.
+    """
+
+    most: AtLeastOne = 16384  # numbers that a block may put out
+
+    facts: ClassVar[Mapping[str, str]] = {
+        "norm_1": "largest column sum of |J|, by block",
+        "norm_inf": "largest row sum of |J|, by block",
+        "frobenius": "root of the sum of squares of J, by block",
+        "sigma": "largest singular value of J, by block",
+        "table_2": "√(max over blocks of ‖J‖₁ · max over blocks of ‖J‖∞) (Table 2 of Wang and Ruan)",
+        "looseness": "table_2 over the largest singular value of all blocks",
+    }
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        model, batch = check_batch(model, batch, "jacobian-norms")
+        with frozen(model):
+            chunks = [self._facts(model, chunk, seed) for chunk in batch.chunk(-(-len(batch.x) // ROWS))]
+        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+    def _facts(self, model: nn.Module, batch: Batch, seed: int) -> dict[str, Tensor]:
+        single = Chain(model, batch.x, "jacobian-norms")
+        self._check(single)
+        copies = ROWS // len(batch.x)  # of each example, so that a product makes several of its rows
+        repeated = Chain(model, batch.x.repeat_interleave(copies, dim=0), "jacobian-norms")
+        facts = {name: torch.full((len(batch.x), len(single.names)), torch.nan) for name in BY_BLOCK}
+        for call, copied in zip(single.calls, repeated.calls, strict=True):
+            where, number = f"jacobian-norms, block {call.name}", single.names.index(call.name)
+            jacobian = Jacobian(call.function, call.x, where)
+            start = rng.normal(seed, batch.index, where, (jacobian.inputs,), dtype=call.x.dtype)
+            norms = _norms(Jacobian(copied.function, copied.x, where), copies)
+            norms["sigma"] = largest(jacobian, lambda _, start=start: start).values[:, 0]  # type: ignore[misc]
+            for name, norm in norms.items():
+                facts[name][:, number] = norm.float()
+        bound = (facts["norm_1"].amax(1) * facts["norm_inf"].amax(1)).sqrt()
+        return facts | {"table_2": bound, "looseness": bound / facts["sigma"].amax(1)}
+
+    def _check(self, chain: Chain) -> None:
+        """Refuse before the first product."""
+        widest = max(chain.calls, key=lambda call: call.y[0].numel())
+        if (size := widest.y[0].numel()) > self.most:
+            raise BastionError(
+                f"jacobian-norms: block {widest.name} puts out {size:,} numbers for an image, each of which takes a "
+                "product; raise `most` if you can wait, or measure `jacobian` alone, which is exact and takes a hundred"
+            )
+
+
+def _norms(jacobian: Jacobian, copies: int) -> dict[str, Tensor]:
+    """(B,) each, of a batch in which every example stands `copies` times."""
+    b, m = len(jacobian.x) // copies, jacobian.outputs
+    columns = torch.zeros(b, jacobian.inputs, dtype=torch.float64, device=jacobian.x.device)
+    rows, squares = columns.new_zeros(b), columns.new_zeros(b)
+    every = torch.arange(b * copies, device=columns.device)
+    for first in range(0, m, copies):
+        number = first + every % copies
+        units = jacobian.x.new_zeros(b * copies, m)
+        units[every, number.clamp(max=m - 1)] = (number < m).to(units.dtype)
+        made = jacobian.transpose(units).double().abs().view(b, copies, -1)
+        columns += made.sum(1)
+        rows = torch.maximum(rows, made.sum(2).amax(1))
+        squares += made.square().sum((1, 2))
+    return {"norm_1": columns.amax(1), "norm_inf": rows, "frobenius": squares.sqrt()}

@@ -1,0 +1,120 @@
+"""Images with a share of their patches occluded (Eq. 1 of RSPC), by masks that are given and not searched for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bastion import rng
+from bastion.attacks.patch import PatchOcclusion
+from bastion.errors import BastionError
+from bastion.models import checkpoint
+from bastion.models.corruption_model import CorruptionModel, load_corruption_model
+from bastion.models.load import locate
+from bastion.patches import Grid
+from bastion.settings import AtLeastOne, Share, settings
+from bastion.threat import Threat
+from bastion.types import Batch, Description, Probe
+
+FREE = Threat("linf", 1.0)  # whatever fills a patch stays as it is
+
+
+@settings
+class MaskedProbe(Probe):
+    """Looks at images with a share of their patches changed: random ones, fixed by seed, index and mask number.
+
+    They are those of the attack `patch-occlusion`: mask 0 of its first draw, mask 1 of the second. Instead, the patches
+    may be those that a corruption model picks, which are the same for every mask.
+    """
+
+    share: Share = 0.1  # of the patches, ρ in RSPC
+    size: AtLeastOne = 8  # side of a patch in pixels
+    corruption_model: str | None = None  # a run of the objective rspc, or its model folder
+    identity: str = field(init=False, default="")  # facts are of the corruption model as it is now
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.corruption_model is not None:
+            object.__setattr__(self, "identity", _identity(self.corruption_model))
+
+    def masks_of(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Iterator[Tensor]:
+        """(B, 1, H, W) bool for each of the masks' numbers: the pixels of the chosen patches."""
+        if self.corruption_model is not None:
+            mask = self._picked(self.corruption_model, batch.x)
+            yield from (mask for _ in numbers)
+            return
+        grid = Grid.of(batch.x, self.size)
+        for number in numbers:
+            draw = rng.key(PatchOcclusion.name, "patches", number)
+            yield grid.mask(grid.random(batch.index, grid.share(self.share), seed=seed, draw=draw))
+
+    def _picked(self, source: str, x: Tensor) -> Tensor:
+        model = _corruption_model(source, self.identity, x.device)
+        if model.grid.size != self.size:
+            raise BastionError(
+                f"probe {self.name}: the corruption model of {source} has patches of {model.grid.size} pixels, the "
+                f"probe of {self.size}; set size={model.grid.size}"
+            )
+        return model.grid.mask(model.choose(x, self.share))
+
+
+@settings
+class OccludedProbe(MaskedProbe):
+    """Looks at images with patches occluded, under several masks each."""
+
+    masks: AtLeastOne = 1  # for each image
+    fill: Literal["noise", "zero"] = "noise"  # uniform noise, fresh for each mask, or black
+
+    def describe(self) -> Description:
+        return Description(versions=(PatchOcclusion.version,))
+
+    def occluded(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Batch:
+        """The images under each of these masks: all under the first, then all under the second."""
+        images = [
+            self._fill(batch, mask, number, seed=seed)
+            for number, mask in zip(numbers, self.masks_of(batch, numbers, seed=seed), strict=True)
+        ]
+        times = len(numbers)
+        return Batch(batch.index.repeat(times), torch.cat(images), torch.cat([batch.y] * times))
+
+    def _fill(self, batch: Batch, mask: Tensor, number: int, *, seed: int) -> Tensor:
+        if self.fill == "zero":
+            return batch.x.masked_fill(mask, 0)
+        draw = rng.key(PatchOcclusion.name, number)
+        return PatchOcclusion().filled(batch, mask, FREE, seed=seed, draw=draw)
+
+    def full_batches(self, batch: Batch, size: int) -> Iterator[tuple[Tensor, list[range]]]:
+        """Positions of some examples at a time, and the masks that go with them through the model at once."""
+        examples, masks = torch.arange(len(batch.x), device=batch.x.device), range(self.masks)
+        some = max(1, min(len(examples), size))
+        together = max(1, size // some)
+        for first in range(0, len(examples), some):
+            chunks = [masks[start : start + together] for start in range(0, self.masks, together)]
+            yield examples[first : first + some], chunks
+
+
+def true_class(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) the softmax probability of the right class."""
+    return logits.softmax(1).gather(1, y[:, None])[:, 0]
+
+
+def _identity(source: str) -> str:
+    """Changes with the weights of the corruption model."""
+    networks = checkpoint.read_card(locate(source)).networks
+    if networks is None:
+        load_corruption_model(source)  # says what is missing
+    return (networks or "")[:16]
+
+
+@functools.lru_cache(maxsize=8)
+def _corruption_model(source: str, identity: str, device: torch.device) -> CorruptionModel:
+    """Loaded when it is first needed, and once in each process."""
+    if _identity(source) != identity:
+        raise BastionError(f"corruption model of {source}: it changed on the disk while it was used; measure again")
+    return load_corruption_model(source).to(device)

@@ -1,0 +1,75 @@
+"""How right and how sure is a model when some patches are occluded? (Guo et al. 2023, Figs. 2, 4 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bastion import journal
+from bastion.acceleration import accelerate
+from bastion.forward import check_batch, misclassified, precise, predict
+from bastion.probes import probes
+from bastion.probes.occluded import OccludedProbe, true_class
+from bastion.settings import settings
+from bastion.types import Batch, hard
+
+
+@probes.register("occlusion")
+@settings
+class Occlusion(OccludedProbe):
+    """Accuracy and confidence in the true class under given masks, whatever the clean image gives.
+
+    `correct` is of the first mask, so that each image counts once with one mask; `share_right` is the mean over all.
+    """
+
+    name = "occlusion"
+    facts: ClassVar[Mapping[str, str]] = {
+        "correct": "right under the first mask",
+        "share_right": "share of the masks under which the prediction is right",
+        "confidence": "probability of the true class, mean over the masks",
+        "confidence_std": "its standard deviation over the masks",
+        "confidence_min": "its minimum over the masks",
+        "clean_correct": "right on the clean image",
+        "clean_confidence": "probability of the true class on the clean image",
+        "right_by_mask": "right under each mask",
+        "confidence_by_mask": "probability of the true class under each mask",
+        "forwards": "forward passes that the image took",
+        "backwards": "backward passes that the image took",
+    }
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        accelerated = accelerate(model)
+        given, batch = check_batch(model, batch, "probe occlusion")
+        batch, shape = batch._replace(y=hard(batch.y)), (len(batch.x), self.masks)
+        right = torch.zeros(shape, dtype=torch.bool, device=batch.x.device)
+        sure = batch.x.new_zeros(shape)
+        first = batch.x.clone()
+        with journal.opened() as notes, accelerated.ready(batch.x):
+            clean = precise(predict(given, batch), batch.x)
+            for positions, chunks in self.full_batches(batch, accelerated.batch_size):
+                some = batch.select(positions)
+                for numbers in chunks:
+                    shown = self.occluded(some, numbers, seed=seed)
+                    logits = precise(predict(given, shown), shown.x)
+                    cells = positions[:, None], torch.tensor(numbers, device=positions.device)
+                    right[cells] = ~misclassified(logits, shown.y).view(len(numbers), -1).T
+                    sure[cells] = true_class(logits, shown.y).view(len(numbers), -1).T
+                    if 0 in numbers:
+                        first[positions] = shown.x[: len(positions)]
+        return {
+            "correct": right[:, 0],
+            "share_right": right.float().mean(1),
+            "confidence": sure.mean(1).float(),
+            "confidence_std": sure.std(1, correction=0).float(),
+            "confidence_min": sure.amin(1).float(),
+            "clean_correct": ~misclassified(clean, batch.y),
+            "clean_confidence": true_class(clean, batch.y).float(),
+            "right_by_mask": right,
+            "confidence_by_mask": sure.half(),
+            **notes.passes(batch.index),
+            "clean": batch.x,
+            "occluded": first,
+        }

@@ -1,0 +1,103 @@
+"""Attention's Lipschitz constant: measured, and the upper bound on a bounded domain (Wang and Ruan 2022, Theorem 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import quantity
+
+CAPTION = (
+    "The largest singular value of the Jacobian of each self-attention, largest over the images (marks, solid lines), "
+    "and the upper bound of its Lipschitz constant (dashed): left for all tokens that its LayerNorm can give, so for "
+    "every image; right for tokens no longer than those of the images, multiplied by the scale, medians over the "
+    "blocks. The bound grows as the square of the tokens' length: without a bound on tokens, attention has no "
+    "Lipschitz constant."
+)
+
+COLUMNS = ["largest measured", "bound for tokens as long", "bound for every image", "bound / measured"]
+
+
+@figures.register("attention-lipschitz")
+def attention_lipschitz(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    found = []
+    for number, case in enumerate(cases):
+        panels = [draw(comparison, case, f"{key}-{number}-{draw.__name__}") for draw in (_by_block, _by_scale)]
+        table = Table(["run", *COLUMNS], [(row.name, _cells(row, case)) for row in comparison.rows])
+        found.append(Figure(f"{case.label}: Lipschitz constants of self-attention", panels, CAPTION, table))
+    return found
+
+
+def _attending(comparison: Comparison, case: MeasuredCase) -> list[Row]:
+    """Rows of models that have self-attention between tokens."""
+    return [row for row in comparison.rows if _fact(row, case, "block")[0] >= 0]
+
+
+def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
+    """With the blocks along the first axis."""
+    return row.facts.columns[f"{case.label}/{name}"].astype(np.float64)
+
+
+def _by_block(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+    with svg.figure(360, 250) as drawn:
+        axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
+        axes.set_title("Lipschitz constant by block", loc="left", fontsize=13, x=-0.15)
+        axes.set_yscale("log")
+        for row in _attending(comparison, case):
+            blocks, paint = 1 + _fact(row, case, "block"), svg.colour(row.run.mark)
+            sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
+            axes.plot(blocks, _fact(row, case, "measured").max(1), color=paint, linewidth=2, **sign)  # type: ignore[arg-type]
+            axes.plot(blocks, _fact(row, case, "bound"), color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        svg.decades(axes.yaxis)
+        axes.set_xlabel("block, from input to output")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{case.label}: Lipschitz constant of attention by block")
+
+
+def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+    with svg.figure(360, 250) as drawn:
+        axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
+        axes.set_title("and of scaled tokens", loc="left", fontsize=13, x=-0.15)
+        axes.set(xscale="log", yscale="log")
+        for row in _attending(comparison, case):
+            scale, paint = _fact(row, case, "scale")[0], svg.colour(row.run.mark)
+            sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
+            axes.plot(scale, np.median(_fact(row, case, "scaled"), axis=0), color=paint, linewidth=2, **sign)  # type: ignore[arg-type]
+            bound = np.median(_fact(row, case, "scaled_bound"), axis=0)
+            axes.plot(scale, bound, color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
+        svg.decades(axes.xaxis)
+        svg.decades(axes.yaxis)
+        axes.set_xlabel("scale of the tokens")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{case.label}: Lipschitz constant of attention at scaled tokens")
+
+
+def _cells(row: Row, case: MeasuredCase) -> list[str]:
+    if _fact(row, case, "block")[0] < 0:
+        return ["no token attention", *["–"] * (len(COLUMNS) - 1)]
+    measured, own, every = (
+        _fact(row, case, "measured").max(1),
+        _fact(row, case, "reached_bound"),
+        _fact(row, case, "bound"),
+    )
+    return [
+        quantity(float(measured.max())),
+        _range(own),
+        _range(every),
+        f"× {quantity(float(np.median(own / measured)))}",
+    ]
+
+
+def _range(values: Column) -> str:
+    """Over the blocks."""
+    low, high = float(values.min()), float(values.max())
+    return quantity(low) if low == high else f"{quantity(low)} to {quantity(high)}"

@@ -1,0 +1,176 @@
+"""Similarity of attention on clean and occluded images (Guo et al. 2023, Fig. 5), and in pictures (Figs. 2, 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
+from bastion.reporting import strips, svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.histograms import HEIGHT, WIDTH, Histogram, histogram
+from bastion.reporting.pictures import to_bytes
+from bastion.reporting.strips import Tile
+from bastion.reporting.tables import Comparison, Row
+
+MANY = 50  # masks, from which on a histogram of one image has a shape
+EXAMPLES = 2
+COLOURS = "inferno"
+ENLARGED = 128  # pixels of a picture in which the centre is marked
+SQUARE = (224, 30, 38)
+
+
+@figures.register("attention-stability")
+def attention_stability(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    found = []
+    for number, case in enumerate(cases):
+        found += [
+            _similarities(comparison, case, f"{key}-{number}"),
+            *_over_masks(comparison, case, f"{key}-masks-{number}"),
+            *_pictures(comparison, case),
+        ]
+    return found
+
+
+def _column(row: Row, case: MeasuredCase, name: str) -> Column:
+    return row.facts.columns[f"{case.label}/{name}"]
+
+
+def _similarities(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+    masks = _column(comparison.rows[0], case, "similarity_by_mask").shape[1]
+    shown = [
+        Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
+        for row in comparison.rows
+        for values in [_column(row, case, "similarity")]
+    ]
+    panels = [
+        histogram(shown, "images", "cosine similarity of attention", f"{key}-images"),
+        _layers(comparison, case, f"{key}-layers"),
+    ]
+    drawn = "one mask" if masks == 1 else f"{masks} masks"
+    return Figure(
+        f"{case.label}: attention on clean and on occluded images",
+        panels,
+        f"Cosine similarity of the attention maps of each head, {drawn} for each image. The histogram is of its mean "
+        "over heads and layers; dashed lines are means over the images, triangles the lowest. By layer, it is the mean "
+        "over heads; bands hold 90 % of the images.",
+        _table(comparison, case),
+    )
+
+
+def _layers(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+    with svg.figure(WIDTH, HEIGHT) as drawn:
+        axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
+        axes.set_title("cosine similarity", loc="left", x=-0.13, pad=10, fontsize=13)
+        for row in comparison.rows:
+            by_layer = np.nanmean(_column(row, case, "similarity_by_head"), axis=2)  # (n, layers)
+            layers, paint = np.arange(1, by_layer.shape[1] + 1), svg.colour(row.run.mark)
+            low, high = np.quantile(by_layer, [0.05, 0.95], axis=0)
+            axes.fill_between(layers, low, high, color=paint, alpha=0.15, linewidth=0)
+            sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
+            axes.plot(layers, by_layer.mean(0), color=paint, linewidth=2, clip_on=False, **sign)  # type: ignore[arg-type]
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylim(top=1)
+        axes.set_xlabel("attention layer, from input to output")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{case.label}: cosine similarity of attention by layer")
+
+
+def _table(comparison: Comparison, case: MeasuredCase) -> Table:
+    rows = []
+    for row in comparison.rows:
+        values, by_head = _column(row, case, "similarity"), _column(row, case, "similarity_by_head")
+        shown = row.facts.estimate(values)
+        heads = sorted({int(np.isfinite(layer).sum()) for layer in by_head[0]})
+        cells = [
+            f"{shown.value:.3f}" + (f" ({shown.low:.3f}–{shown.high:.3f})" if np.isfinite(shown.low) else ""),
+            f"{np.quantile(values, 0.05):.3f}",
+            f"{values.min():.3f}",
+            f"{by_head.shape[1]} × {heads[0] if len(heads) == 1 else f'{heads[0]} to {heads[-1]}'}",
+        ]
+        rows.append((row.name, cells))
+    return Table(["run", "mean", "5 % of images below", "lowest", "layers × heads"], rows)
+
+
+def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
+    """Fig. 4, last column: single images under many masks."""
+    masks = _column(comparison.rows[0], case, "similarity_by_mask").shape[1]
+    if masks < MANY:
+        return []
+    panels = []
+    for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
+        shown = [
+            Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
+            for row in comparison.rows
+            for values in [_column(row, case, "similarity_by_mask")[place]]
+        ]
+        panels.append(histogram(shown, f"{name}: masks", "cosine similarity of attention", f"{key}-{place}"))
+    caption = "Mean over heads and layers; dashed lines are means over the masks, triangles the lowest."
+    return [Figure(f"{case.label}: one image under {masks} masks", panels, caption)]
+
+
+def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
+    """Figs. 2 and 4: the same images in every model."""
+    first = strips.kept(comparison, case, EXAMPLES)
+    panels, silent = [], []
+    for number, truth in enumerate(first.truths):
+        for line, row in enumerate(comparison.rows):
+            pictures = {name: column[number] for name, column in first.rows[line].items()}
+            if "attention_clean" not in pictures:
+                silent.append(row.name)
+                continue
+            position, place = first.positions[number], first.places[number]
+            by_layer = np.nanmean(_column(row, case, "similarity_by_head")[place], axis=1)
+            title = Markup("{} {}: {} (image {})").format(strips.mark(row.run), row.name, truth, position)
+            panels.append(_maps(pictures, by_layer, title, f"Attention of {row.name} on image {position}"))
+    if not panels:
+        return []
+    caption = (
+        "How the query in the middle of the image (red square) attends to it, mean over heads, layer by layer; "
+        "brighter is more, on one scale for the two pictures of a layer. Numbers are cosine similarities of whole maps."
+    )
+    if silent:
+        caption += f" No layer of {', '.join(dict.fromkeys(silent))} attends over the whole image."
+    return [Figure(f"{case.label}: attention of the centre", panels, caption, legend=False, wraps=True)]
+
+
+def _maps(pictures: dict[str, Column], by_layer: Column, title: Markup, name: str) -> Markup:
+    """Two rows, clean and occluded: the image, then its attention in each layer."""
+    clean, occluded = (pictures[f"attention_{row}"].astype(np.float64) for row in ("clean", "occluded"))
+    layers = len(clean)
+    numbers = by_layer if len(by_layer) == layers else None  # layers without a picture have similarities too
+    top = np.maximum(clean, occluded).max(axis=(1, 2))
+    rows = []
+    for row, maps in (("clean", clean), ("occluded", occluded)):
+        tiles = [Tile(_marked(pictures[row], clean.shape[1:]), f"The {row} image, its centre marked")]
+        for layer in range(layers):
+            below = f"{numbers[layer]:.2f}" if row == "occluded" and numbers is not None else ""
+            tiles.append(Tile(_heat(maps[layer], top[layer]), f"Layer {layer + 1}, {row} image", below))
+        rows.append((row, tiles))
+    return strips.table(["", *(f"layer {layer + 1}" for layer in range(layers))], rows, title, name)
+
+
+def _heat(attention: Column, top: float) -> Column:
+    """(3, rows, columns) bytes."""
+    colours = matplotlib.colormaps[COLOURS](attention / max(top, 1e-12), bytes=True)
+    return np.ascontiguousarray(colours[..., :3].transpose(2, 0, 1))
+
+
+def _marked(image: Column, grid: tuple[int, ...]) -> Column:
+    """(3, H, W) bytes of an image with a square around the middle cell of a grid."""
+    times = max(1, ENLARGED // image.shape[1])
+    pixels = to_bytes(np.broadcast_to(image, (3, *image.shape[1:]))).repeat(times, 1).repeat(times, 2)
+    height, width = pixels.shape[1:]
+    top, left = ((grid[0] // 2) * height // grid[0], (grid[1] // 2) * width // grid[1])
+    bottom, right = top + height // grid[0], left + width // grid[1]
+    line, colour = max(1, ENLARGED // 40), np.array(SQUARE, np.uint8)[:, None, None]
+    framed = pixels.copy()
+    framed[:, top:bottom, left:right] = colour
+    inside = np.s_[:, top + line : bottom - line, left + line : right - line]
+    framed[inside] = pixels[inside]
+    return framed

@@ -1,0 +1,156 @@
+"""The loss around the weights: contours and surfaces, or lines (Fig. 4 of Tang et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import quantity
+
+LOSSES = ("clean", "adversarial")
+RADII = (0.25, 0.5, 1.0)
+STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # contours, times powers of ten
+MANY = 12  # contours; of more every second one is left out
+CAPTION = (
+    "Mean cross-entropy at the weights plus α and β times random directions, each filter of which is as long as that "
+    "of the weights. Biases, norms and BatchNorm's statistics stay. The table has the loss of the model, and its mean "
+    "rise at distances from it."
+)
+
+
+class Grid(NamedTuple):
+    """A loss of a model over the grid."""
+
+    row: Row
+    name: str  # clean or adversarial
+    alpha: Column  # (rows,)
+    beta: Column  # (columns,)
+    loss: Column  # (rows, columns)
+
+
+@figures.register("landscape")
+def landscape(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    return [figure for number, case in enumerate(cases) for figure in _of_case(comparison, case, f"{key}-{number}")]
+
+
+def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
+    by_name = {name: [_grid(row, case, name) for row in comparison.rows] for name in LOSSES if name in case.columns}
+    grids = [grid for shown in by_name.values() for grid in shown]
+    table = Table(["run", "loss", *(f"rise at {radius:g}" for radius in RADII)], [_rises(grid) for grid in grids])
+    if len(grids[0].beta) == 1:
+        panels = [_lines(shown, f"{key}-{name}") for name, shown in by_name.items()]
+        return [Figure(f"Loss along a direction ({case.label})", panels, CAPTION, table)]
+    levels, found = _levels(grids), []
+    for name, shown in by_name.items():
+        contours = [_contours(grid, levels, f"{key}-{name}-{number}") for number, grid in enumerate(shown)]
+        surfaces = [_surface(grid, levels[-1], f"{key}-{name}-surface-{number}") for number, grid in enumerate(shown)]
+        found += [
+            Figure(f"Contours of the {name} loss ({case.label})", contours, legend=False),
+            Figure(f"The {name} loss as a surface ({case.label})", surfaces, legend=False),
+        ]
+    shared = " All panels share contours and heights."
+    cut = f" Surfaces are cut off at {levels[-1]:g}." if max(grid.loss.max() for grid in grids) > levels[-1] else ""
+    return [*found, Figure(f"Rise of the loss ({case.label})", caption=CAPTION + shared + cut, table=table)]
+
+
+def _grid(row: Row, case: MeasuredCase, name: str) -> Grid:
+    alpha, beta, loss = (row.facts.columns[f"{case.label}/{each}"] for each in ("alpha", "beta", name))
+    return Grid(row, name, alpha, beta[0], loss)
+
+
+def _levels(grids: Sequence[Grid]) -> list[float]:
+    """Round numbers between the smallest loss and ten times the largest one in any middle, or the largest of all."""
+    low, high = min(grid.loss.min() for grid in grids), max(grid.loss.max() for grid in grids)
+    high = min(high, 10 * max(_centre(grid) for grid in grids))
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    levels = [step * 10.0**power for power in powers for step in STEPS if low < step * 10.0**power <= high]
+    while len(levels) > MANY:
+        levels = levels[-1::-2][::-1]
+    return levels or [high]
+
+
+def _centre(grid: Grid) -> float:
+    return float(grid.loss[len(grid.alpha) // 2, len(grid.beta) // 2])
+
+
+def _contours(grid: Grid, levels: Sequence[float], key: str) -> Markup:
+    with svg.figure(340, 340) as drawn:
+        axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
+        axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
+        paint = svg.colour(grid.row.run.mark)
+        for level in levels:  # each a layer more of the same colour
+            axes.contourf(grid.beta, grid.alpha, grid.loss, [level, np.inf], colors=[paint], alpha=0.09)
+        lines = axes.contour(grid.beta, grid.alpha, grid.loss, levels, colors=[paint], linewidths=1.1)
+        axes.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=10, colors=[svg.INK])
+        axes.plot(0, 0, svg.marker(grid.row.run.mark), color=paint, markersize=8, markeredgecolor=svg.PAPER)
+        axes.set_xlabel("β")
+        axes.set_ylabel("α", rotation=0)
+        return svg.inline(drawn, key, f"{grid.row.name}: contours of the {grid.name} loss around the weights")
+
+
+def _surface(grid: Grid, top: float, key: str) -> Markup:
+    with svg.figure(340, 300) as drawn:
+        axes: Any = drawn.add_axes((0.0, 0.0, 0.94, 0.94), projection="3d")
+        axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
+        beta, alpha = np.meshgrid(grid.beta, grid.alpha)
+        paint = svg.colour(grid.row.run.mark)
+        # Filled with the paper's colour, so that what is behind stays hidden.
+        axes.plot_surface(
+            beta,
+            alpha,
+            np.minimum(grid.loss, top),
+            rcount=21,
+            ccount=21,
+            color=svg.PAPER,
+            edgecolor=paint,
+            linewidth=0.7,
+            shade=False,
+        )
+        axes.set(xlabel="β", ylabel="α", zlim=(0, top))
+        axes.view_init(elev=28, azim=-55)
+        for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+            axis.set_pane_color((0, 0, 0, 0))
+            axis._axinfo["grid"] |= {"color": svg.GRID, "linewidth": 0.6}
+        return svg.inline(drawn, key, f"{grid.row.name}: the {grid.name} loss around the weights as a surface")
+
+
+def _lines(grids: Sequence[Grid], key: str) -> Markup:
+    with svg.figure(360, 260) as drawn:
+        axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
+        axes.set_title(f"{grids[0].name} loss", loc="left", fontsize=13)
+        for grid in grids:
+            axes.plot(grid.alpha, grid.loss[:, 0], color=svg.colour(grid.row.run.mark), linewidth=2)
+        axes.set_yscale("log")
+        svg.decades(axes.yaxis)
+        axes.set_xlabel("α")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{grids[0].name} loss along a random direction")
+
+
+def _rises(grid: Grid) -> tuple[str, list[str]]:
+    centre = _centre(grid)
+    rises = [_mean_at(grid, radius) - centre for radius in RADII]
+    return f"{grid.row.name}, {grid.name}", [quantity(centre), *map(quantity, rises)]
+
+
+def _mean_at(grid: Grid, radius: float) -> float:
+    """Mean loss on a circle, or at both ends of a line; NaN outside of the grid. Between points by straight lines."""
+    if radius > grid.alpha[-1] + 1e-9:
+        return float("nan")
+    if len(grid.beta) == 1:
+        return float(np.interp([-radius, radius], grid.alpha, grid.loss[:, 0]).mean())
+    angles = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+    return float(np.mean([_bilinear(grid, radius * np.cos(angle), radius * np.sin(angle)) for angle in angles]))
+
+
+def _bilinear(grid: Grid, alpha: float, beta: float) -> float:
+    along = [np.interp(beta, grid.beta, row) for row in grid.loss]
+    return float(np.interp(alpha, grid.alpha, along))

@@ -1,0 +1,170 @@
+"""Accuracy over occlusion masks (Guo et al. 2023, Fig. 2), confidence in single images, and the occluded patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.intervals import estimate
+from bastion.measuring.store import Column
+from bastion.reporting import strips, svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.histograms import Histogram, histogram
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import percent, with_interval
+
+WIDTH, ROW = 360, 44
+MANY = 50  # masks, from which on a histogram of one image has a shape
+EXAMPLES, PICTURES = 2, 8
+
+
+@figures.register("occlusion")
+def occlusion(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    several = [case for case in cases if _masks(comparison.rows[0], case) > 1]
+    found = [_accuracies(comparison, several, key)] if several else []
+    found += [_confidences(comparison, case, f"{key}-{case.label}") for case in several if _is_many(comparison, case)]
+    return found + [figure for case in cases if (figure := _pictures(comparison, case))]
+
+
+def _masks(row: Row, case: MeasuredCase) -> int:
+    return int(_column(row, case, "right_by_mask").shape[1])
+
+
+def _is_many(comparison: Comparison, case: MeasuredCase) -> bool:
+    return _masks(comparison.rows[0], case) >= MANY
+
+
+def _column(row: Row, case: MeasuredCase, name: str) -> Column:
+    return row.facts.columns[f"{case.label}/{name}"]
+
+
+def _accuracies(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> Figure:
+    boxed = cases if comparison.n > 1 else []  # one image is right or wrong
+    panels = [_boxes(comparison, case, f"{key}-{number}") for number, case in enumerate(boxed)]
+    return Figure(
+        "Accuracy over occlusion masks",
+        panels,
+        "Each box is of accuracies on all images, one for each mask: median, quartiles, and whiskers to the furthest "
+        "value within 1.5 times their distance. A star is the accuracy on clean images, a number the mean over masks. "
+        "Every image has masks of its own, so boxes get narrower the more images there are; the last two columns of "
+        "the table do not. Masks of a corruption model differ in their noise alone.",
+        _table(comparison, cases),
+    )
+
+
+def _boxes(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+    """Fig. 2, right: one box a model, lying."""
+    height = ROW * len(comparison.rows) + 76
+    with svg.figure(WIDTH, height) as drawn:
+        axes = svg.axes(drawn, left=6, right=52, top=30, bottom=46)
+        axes.set_title(case.label, loc="left", fontsize=13)
+        for line, row in enumerate(comparison.rows):
+            _draw_box(axes, line, row, case)
+        axes.set(ylim=(len(comparison.rows) - 0.5, -0.5), yticks=[])
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="x")
+        axes.set_xlabel(f"images classified right (%), {_masks(comparison.rows[0], case)} masks")
+        return svg.inline(drawn, key, f"{case.label}: accuracy over occlusion masks, by model")
+
+
+def _draw_box(axes: Axes, line: int, row: Row, case: MeasuredCase) -> None:
+    """Of accuracies over masks, with the clean one as a star and the mean at the right edge."""
+    paint: dict[str, Any] = {"color": svg.colour(row.run.mark)}
+    accuracies = 100 * _column(row, case, "right_by_mask").mean(0)
+    axes.boxplot(
+        accuracies,
+        positions=[line],
+        widths=0.5,
+        orientation="horizontal",
+        patch_artist=True,
+        boxprops={"facecolor": paint["color"], "alpha": 0.4, "linewidth": 0},
+        medianprops={**paint, "linewidth": 2.5},
+        whiskerprops=paint,
+        capprops=paint,
+        flierprops={"marker": ".", "markersize": 5, "markeredgecolor": paint["color"]},
+    )
+    clean = 100 * float(_column(row, case, "clean_correct").mean())
+    axes.plot(clean, line, "*", markersize=15, markeredgecolor=svg.PAPER, clip_on=False, **paint)
+    edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    mean = f"{accuracies.mean():.1f}"
+    axes.annotate(mean, (1, line), (46, 0), textcoords="offset points", ha="right", va="center", **edge)
+
+
+def _table(comparison: Comparison, cases: Sequence[MeasuredCase]) -> Table:
+    rows = []
+    for case in cases:
+        for row in comparison.rows:
+            right = _column(row, case, "right_by_mask")
+            accuracies = right.mean(0)
+            always, ever = float(right.all(1).mean()), float(right.any(1).mean())
+            name = f"{row.name}, {case.label}" if len(cases) > 1 else row.name
+            cells = [
+                f"{percent(float(_column(row, case, 'clean_correct').mean()))} %",
+                with_interval(estimate(_column(row, case, "share_right"))),
+                f"{percent(accuracies.min())} to {percent(accuracies.max())} %",
+                f"{percent(always)} %",
+                f"{percent(ever - always)} %",
+            ]
+            rows.append((name, cells))
+    columns = ["run", "clean", "mean over masks", "lowest to highest mask", "right under all", "depends on the mask"]
+    return Table(columns, rows)
+
+
+def _confidences(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+    """Of the first images, each under many masks."""
+    panels = []
+    for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
+        shown = [
+            Histogram(
+                row.run.mark,
+                _column(row, case, "confidence_by_mask")[place].astype(np.float64),
+                float(_column(row, case, "clean_confidence")[place]),
+            )
+            for row in comparison.rows
+        ]
+        panels.append(histogram(shown, f"{name}: masks", "probability of the true class", f"{key}-{place}"))
+    return Figure(
+        f"{case.label}: one image under {_masks(comparison.rows[0], case)} masks",
+        panels,
+        "How often the true class gets which probability. The dashed line is the clean image.",
+    )
+
+
+def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
+    """Fig. 6: what was occluded, and what it does to each model."""
+    first = strips.kept(comparison, case, PICTURES)
+    if not len(first.positions):
+        return None
+    learned = case.spec.get("corruption_model")
+    columns = {
+        "clean": [_column(row, case, "clean_confidence") for row in comparison.rows],
+        "occluded": [_column(row, case, "confidence_by_mask")[:, 0] for row in comparison.rows],
+    }
+    rows = [
+        (
+            name,
+            [
+                strips.photograph(
+                    first.rows[0][name][number],
+                    f"Image of {truth}, {name}",
+                    strips.percentages(comparison, [column[place] for column in confidences]),
+                )
+                for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
+            ],
+        )
+        for name, confidences in columns.items()
+    ]
+    title = f"{case.label}: patches that the corruption model picks" if learned else f"{case.label}: occluded images"
+    strip = strips.table(first.truths, rows, "", title)
+    source = f"Picked by the corruption model of {learned}." if learned else "Patches are random."
+    return Figure(
+        title,
+        [strip],
+        f"{source} Under each picture is the probability that a model gives the true class.",
+        wraps=True,
+    )

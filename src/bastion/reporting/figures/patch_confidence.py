@@ -1,0 +1,115 @@
+"""Confidence in the true class with some patches attacked, noisy or occluded (Guo et al. 2023, Fig. 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.intervals import Estimate
+from bastion.reporting import strips, svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import percent, with_interval
+
+WIDTH, HEIGHT = 360, 280
+CHANGES = ("clean", "adversarial", "noisy", "occluded")
+EXAMPLES = 3
+FEW = 3  # models, whose bars have room for a number
+
+
+@figures.register("patch-confidence")
+def patch_confidence(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    found = []
+    for number, case in enumerate(cases):
+        found += [
+            Figure(
+                f"{case.label}: confidence in the true class",
+                [_bars(comparison, case, f"{key}-{number}")],
+                f"Means over {comparison.n} images with 95 % intervals; the same patches are attacked by PGD, noisy or "
+                "occluded.",
+                _table(comparison, case),
+            ),
+            *_pictures(comparison, case),
+        ]
+    return found
+
+
+def _names(case: MeasuredCase) -> dict[str, str]:
+    steps, sigma = case.spec.get("steps", 5), case.spec.get("sigma", 0.38)
+    return dict(zip(CHANGES, ("clean", f"PGD-{steps}", f"Gaussian σ {sigma:g}", "occluded"), strict=True))
+
+
+def _estimate(row: Row, case: MeasuredCase, change: str) -> Estimate:
+    return row.facts.estimate(row.facts.columns[f"{case.label}/{change}_confidence"])
+
+
+def _bars(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+    names, count = _names(case), len(comparison.rows)
+    width = 0.76 / count
+    with svg.figure(WIDTH, HEIGHT) as drawn:
+        axes = svg.axes(drawn, left=38, right=8, top=30, bottom=44)
+        axes.set_title("probability of the true class (%)", loc="left", x=-0.1, fontsize=13)
+        for line, row in enumerate(comparison.rows):
+            colour = svg.colour(row.run.mark)
+            for place, change in enumerate(CHANGES):
+                shown, x = _estimate(row, case, change), place + (line - (count - 1) / 2) * width
+                axes.bar(x, 100 * shown.value, 0.9 * width, color=colour, alpha=0.55)
+                axes.plot([x, x], [100 * shown.low, 100 * shown.high], color=colour, linewidth=2)
+                if count <= FEW:
+                    top = shown.high if math.isfinite(shown.high) else shown.value  # of one image there is no interval
+                    axes.annotate(
+                        percent(shown.value),
+                        (x, 100 * top),
+                        (0, 3),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=11,
+                    )
+        axes.set(
+            xticks=range(len(CHANGES)),
+            xticklabels=[name.replace(" ", "\n", 1) for name in names.values()],
+            xlim=(-0.5, len(CHANGES) - 0.5),
+        )
+        axes.set_ylim(0, 1.12 * max(axes.get_ylim()[1], 1))
+        axes.tick_params(axis="x", length=0, labelcolor=svg.INK)
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{case.label}: probability of the true class by change of the patches")
+
+
+def _table(comparison: Comparison, case: MeasuredCase) -> Table:
+    rows = []
+    for row in comparison.rows:
+        shown = [_estimate(row, case, change) for change in CHANGES]
+        rows.append((row.name, [with_interval(each) for each in shown]))
+    return Table(["run", *_names(case).values()], rows)
+
+
+def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
+    """What each model saw of the first images: adversarial patches are its own."""
+    first, names = strips.kept(comparison, case, EXAMPLES), _names(case)
+    if not len(first.positions):
+        return []
+    panels = []
+    for row, pictures in zip(comparison.rows, first.rows, strict=True):
+        confidences = {change: row.facts.columns[f"{case.label}/{change}_confidence"] for change in CHANGES}
+        rows = [
+            (
+                truth,
+                [
+                    strips.photograph(
+                        pictures[change][number],
+                        f"Image of {truth}, {names[change]}",
+                        f"{percent(float(confidences[change][place]))} %",
+                    )
+                    for change in CHANGES
+                ],
+            )
+            for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
+        ]
+        title = Markup("{} {}").format(strips.mark(row.run), row.name)
+        panels.append(strips.table(list(names.values()), rows, title, f"{case.label}, pictures of {row.name}"))
+    caption = "Under each picture is the probability of the true class."
+    return [Figure(f"{case.label}: the images", panels, caption, legend=False, wraps=True)]

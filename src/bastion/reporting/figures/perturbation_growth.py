@@ -1,0 +1,157 @@
+"""How a perturbation grows from block to block, beside what singular values allow (Wang and Ruan 2022, Eq. 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures.jacobian import values
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import percent, quantity
+
+CAPTION = (
+    "‖Δx‖₂ between an image and its perturbed version, at the input of the first block and after each one; medians "
+    "over the images that are classified right, bands hold half of them. Noise is the same perturbation with its "
+    "pixels in random order."
+)
+BOUNDED = (
+    "    The bounds begin with the length at the input of the first block: dashed ∏(1 + σ), dotted exp(Σσ) of Eq. 15, "
+    "with σ of the branch F at the clean image; where a block changes the shape, with σ of the block. They hold to "
+    "first order, and what is between blocks counts as measured. Images above are those whose perturbation is "
+    "somewhere longer than ∏(1 + σ)."
+)
+UNBOUNDED = " With the probe jacobian in the suite, the bounds of Eq. 15 stand beside it."
+
+APART = 0.075  # of the height of a panel, between names of lines
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+SLACK = 1.001  # for rounding and for the tolerance of singular values
+
+
+@dataclass(frozen=True)
+class Growth:
+    """(n, 1 + blocks) each, of the images that were attacked."""
+
+    attacked: Column
+    noise: Column
+    product: Column | None = None  # bounds
+    exponential: Column | None = None
+
+
+@figures.register("perturbation-growth")
+def perturbation_growth(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    found = []
+    for number, case in enumerate(cases):
+        grown = [growth(row.facts, case) for row in comparison.rows]
+        drawn = [
+            _panel(row, each, f"{key}-{number}-{line}")
+            for line, (row, each) in enumerate(zip(comparison.rows, grown, strict=True))
+            if len(each.attacked)
+        ]
+        bounded = any(each.product is not None for each in grown)
+        title = f"{case.label}: growth of perturbations" + (f", {case.threat}" if case.threat else "")
+        caption = CAPTION + (BOUNDED if bounded else UNBOUNDED)
+        found.append(Figure(title, drawn, caption, _table(comparison, grown, bounded=bounded)))
+    return found
+
+
+def growth(facts: Facts, case: MeasuredCase) -> Growth:
+    attacked, noise, entering = (
+        facts.columns[f"{case.label}/{name}"].astype(np.float64) for name in ("attacked", "noise", "entering")
+    )
+    moved = np.isfinite(attacked).all(1) & (attacked[:, 0] > 0)
+    bounds = _bounds(facts, attacked, entering)
+    return Growth(attacked[moved], noise[moved], *(each[moved] for each in bounds))
+
+
+def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
+    """∏(1 + σ) and exp(Σσ) times the length at the input, by block; none without singular values."""
+    found = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
+    if not found:
+        return []
+    branch = values(facts, found[0], "branch")
+    if branch.shape != entering.shape:
+        return []
+    block = values(facts, found[0], "block") if "block" in found[0].columns else np.full_like(branch, np.nan)
+    between = entering / attacked[:, :-1]  # 1, but where something stands between two blocks
+    factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
+    first = attacked[:, :1]
+    with np.errstate(over="ignore"):
+        return [np.hstack([first, first * np.cumprod(between * each, axis=1)]) for each in factors]
+
+
+def _panel(row: Row, grown: Growth, key: str) -> Markup:
+    with svg.figure(360, 270) as drawn:
+        axes = svg.axes(drawn, left=46, right=82, top=36, bottom=44)
+        axes.set_title(row.name, loc="left", fontsize=13, x=-0.2, pad=12)
+        axes.set_yscale("log")
+        paint = svg.colour(row.run.mark)
+        blocks = np.arange(grown.attacked.shape[1])
+        low, high = np.quantile(grown.attacked, [0.25, 0.75], axis=0)
+        axes.fill_between(blocks, low, high, color=paint, alpha=0.2, linewidth=0)
+        lines = {
+            "attacked": (grown.attacked, paint, "-", 2.2),
+            "noise": (grown.noise, svg.MUTED, "-", 1.4),
+            "∏(1 + σ)": (grown.product, paint, (0, (5, 3)), 1.6),
+            "exp Σσ": (grown.exponential, paint, (0, (1, 2)), 1.8),
+        }
+        ends = []
+        for name, (column, colour, style, width) in lines.items():
+            if column is not None:
+                middle = np.median(column, axis=0)
+                axes.plot(blocks, middle, color=colour, linestyle=style, linewidth=width)
+                ends.append((float(middle[-1]), name))
+        _name_ends(axes, ends)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.set_xlim(0, blocks[-1])
+        svg.decades(axes.yaxis)
+        axes.set_xlabel("blocks passed")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{row.name}: length of the perturbation after each block")
+
+
+def _name_ends(axes: Axes, ends: Sequence[tuple[float, str]]) -> None:
+    """Beside the lines, none above another."""
+    low, high = np.log(axes.get_ylim())
+    lowest = -1.0
+    for value, name in sorted(ends):
+        lowest = max(lowest + APART, (np.log(value) - low) / (high - low))
+        axes.annotate(name, (1.03, lowest), xycoords="axes fraction", va="center", fontsize=11, annotation_clip=False)
+
+
+def _table(comparison: Comparison, grown: Sequence[Growth], *, bounded: bool) -> Table:
+    head = ["run", "images", "attacked", "noise"]
+    head += ["∏(1 + σ)", "exp Σσ", "∏(1 + σ) / measured", "images above"] if bounded else []
+    return Table(head, [(row.name, _cells(each)) for row, each in zip(comparison.rows, grown, strict=True)])
+
+
+def _cells(grown: Growth) -> list[str]:
+    """Medians over the images."""
+    if not len(grown.attacked):
+        return ["0"]
+    cells = [str(len(grown.attacked)), _gain(grown.attacked), _gain(grown.noise)]
+    if grown.product is None or grown.exponential is None:
+        return cells
+    loose = np.median(grown.product[:, -1] / grown.attacked[:, -1])
+    above = (grown.attacked > SLACK * grown.product).any(1).mean()
+    return [*cells, _gain(grown.product), _gain(grown.exponential), _number(float(loose)), f"{percent(above)} %"]
+
+
+def _gain(column: Column) -> str:
+    return f"× {_number(float(np.median(column[:, -1] / column[:, 0])))}"
+
+
+def _number(value: float) -> str:
+    """Exponential growth: 142.5, 4.7·10⁵."""
+    if not np.isfinite(value) or value < 1e4:
+        return quantity(value)
+    power = int(np.log10(value))
+    return f"{value / 10**power:.1f}·10{str(power).translate(SUPERSCRIPTS)}"

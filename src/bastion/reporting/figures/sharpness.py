@@ -1,0 +1,62 @@
+"""How sharp the minimum is: worst loss nearby, and the Hessian's largest eigenvalues and trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.reporting import svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import quantity
+
+CAPTION = (
+    "Of the mean cross-entropy as a function of the weights. The rise is to the largest loss that gradient ascent "
+    "finds where every weight tensor moves by at most ρ of its length. Eigenvalues are Lanczos's, each with its "
+    "residual, which bounds its error; the trace is Hutchinson's estimate ± its standard error."
+)
+COLUMNS = ["loss", "rise in the ball", "largest eigenvalue", "smallest found", "trace"]
+
+
+@figures.register("sharpness")
+def sharpness(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    """A panel for each loss."""
+    panels = [_panel(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+    rows = [
+        (f"{row.name}, {case.label}" if len(cases) > 1 else row.name, _cells(row, case))
+        for case in cases
+        for row in comparison.rows
+    ]
+    return [Figure("Sharpness", panels, CAPTION, Table(["run", *COLUMNS], rows))]
+
+
+def _panel(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+    with svg.figure(360, 250) as drawn:
+        axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
+        axes.set_title(f"{case.label}: eigenvalues of the Hessian", loc="left", fontsize=13)
+        for row in comparison.rows:
+            values = row.facts.columns[f"{case.label}/eigenvalues"][0]
+            errors = row.facts.columns[f"{case.label}/residuals"][0]
+            paint = {"color": svg.colour(row.run.mark), "marker": svg.marker(row.run.mark)}
+            numbers = np.arange(1, len(values) + 1)
+            axes.errorbar(numbers, values, errors, linewidth=1.3, markersize=7, markeredgecolor=svg.PAPER, **paint)  # type: ignore[arg-type]
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("the largest first")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{case.label}: largest eigenvalues of the Hessian")
+
+
+def _cells(row: Row, case: MeasuredCase) -> list[str]:
+    fact = {name: row.facts.columns[f"{case.label}/{name}"][0] for name in case.columns}
+    return [
+        quantity(fact["loss"]),
+        quantity(fact["rise"]),
+        f"{quantity(fact['top'])} ± {fact['residuals'][0]:.1g}",
+        quantity(fact["lowest"]),
+        f"{quantity(fact['trace'])} ± {fact['trace_error']:.2g}",
+    ]

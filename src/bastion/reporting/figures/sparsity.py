@@ -1,0 +1,80 @@
+"""How weights are distributed, by what they are for (Figs. 1 and 2 of Tang et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import percent, quantity
+
+KINDS = (
+    "all weights",
+    "convolution",
+    "QKV",
+    "attention projection",
+    "feed-forward",
+)  # rows of the facts; the last is other
+CAPTION = (
+    "Density of the values of weights, on a logarithmic scale. The table has the share of weights below 0.01 of the "
+    "largest of the whole model, the same with the largest of each tensor, and the kurtosis, which is 3 for a normal "
+    "distribution. Only linear and convolutional layers count, not biases and norms; convolutions that are a part of "
+    "an attention or feed-forward layer count there."
+)
+
+
+@figures.register("sparsity")
+def sparsity(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    """A panel for each kind of weights that any of the models has."""
+    return [_of_case(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+
+
+def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+    margin = float(case.spec.get("margin", 0.01))
+    shown = [number for number in range(len(KINDS)) if any(_count(row, case, number) for row in comparison.rows)]
+    panels = [_panel(comparison, case, number, f"{key}-{number}") for number in shown]
+    columns = ["run", *(KINDS[number] for number in shown), "all, by tensor", "kurtosis"]
+    rows = [(row.name, _cells(row, case, shown)) for row in comparison.rows]
+    caption = CAPTION.replace("0.01", f"{margin:g}")
+    return Figure("Sparsity of the weights", panels, caption, Table(columns, rows))
+
+
+def _panel(comparison: Comparison, case: MeasuredCase, number: int, key: str) -> Markup:
+    with svg.figure(360, 250) as drawn:
+        axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
+        axes.set_title(f"{KINDS[number]}: density", loc="left", fontsize=13)
+        for row in comparison.rows:
+            counts = _fact(row, case, "histogram")[number]
+            if not counts.sum():
+                continue
+            edges = np.linspace(-1, 1, len(counts) + 1) * float(_fact(row, case, "largest"))
+            density = counts / (counts.sum() * (edges[1] - edges[0]))
+            paint = svg.colour(row.run.mark)
+            axes.stairs(np.where(density > 0, density, np.nan), edges, color=paint, linewidth=1.3, baseline=None)
+        axes.set_yscale("log")
+        svg.decades(axes.yaxis)
+        axes.set_xlabel("value of a weight")
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{KINDS[number]}: density of their values")
+
+
+def _cells(row: Row, case: MeasuredCase, shown: Sequence[int]) -> list[str]:
+    shares = [float(_fact(row, case, "share")[number]) for number in shown]
+    own = float(_fact(row, case, "share_by_tensor")[0])
+    kurtosis = float(_fact(row, case, "kurtosis")[0])
+    return [*(f"{percent(share)} %" if math.isfinite(share) else "–" for share in [*shares, own]), quantity(kurtosis)]
+
+
+def _count(row: Row, case: MeasuredCase, number: int) -> int:
+    return int(_fact(row, case, "count")[number])
+
+
+def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
+    return np.asarray(row.facts.columns[f"{case.label}/{name}"][0])

@@ -1,0 +1,67 @@
+"""Norms of the weights from input to output, and the bound that they decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+
+from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
+from bastion.reporting import svg
+from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.wording import count, quantity
+
+CAPTION = (
+    "Weights of linear and convolutional layers as matrices with a row for each output. The last column is the largest "
+    "2ε·b₁·b₂ / (γ√n) of a block: the term of Theorem 1 of Tang et al. that has eps. It needs blocks with attention "
+    "and feed-forward layers."
+)
+COLUMNS = ["run", "sum of ℓ1 norms", "largest spectral norm", "sum of (2,1) norms", "margin γ", "n", "largest term"]
+
+
+@figures.register("weight-norms")
+def weight_norms(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    return [_of_case(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+
+
+def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+    panels = [_panel(comparison, case, "spectral", "weight, from input to output", "spectral norm", key)]
+    if any(np.isfinite(_fact(row, case, "term")).any() for row in comparison.rows):
+        panels.append(_panel(comparison, case, "term", "block", "2ε·b₁·b₂ / (γ√n)", key))
+    return Figure("Norms of the weights", panels, CAPTION, Table(COLUMNS, [_row(row, case) for row in comparison.rows]))
+
+
+def _panel(comparison: Comparison, case: MeasuredCase, name: str, across: str, title: str, key: str) -> Markup:
+    with svg.figure(360, 250) as drawn:
+        axes = svg.axes(drawn, left=40, right=10, top=30, bottom=44)
+        axes.set_title(title, loc="left", fontsize=13)
+        for row in comparison.rows:
+            values = _fact(row, case, name)
+            sign = {"marker": svg.marker(row.run.mark), "markersize": 5, "markeredgecolor": svg.PAPER}
+            axes.plot(np.arange(1, len(values) + 1), values, color=svg.colour(row.run.mark), linewidth=1.3, **sign)  # type: ignore[arg-type]
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(across)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y")
+        return svg.inline(drawn, f"{key}-{name}", f"{title} by {across}")
+
+
+def _row(row: Row, case: MeasuredCase) -> tuple[str, list[str]]:
+    term, gamma = float(_fact(row, case, "largest_term")), float(_fact(row, case, "gamma"))
+    return row.name, [
+        count(float(_fact(row, case, "l1").sum())),
+        quantity(float(_fact(row, case, "spectral").max())),
+        count(float(_fact(row, case, "norm_21").sum())),
+        quantity(gamma),
+        f"{int(_fact(row, case, 'n')):,}",
+        quantity(term) if math.isfinite(term) else "–",
+    ]
+
+
+def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
+    return np.asarray(row.facts.columns[f"{case.label}/{name}"][0])

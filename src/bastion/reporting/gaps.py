@@ -1,0 +1,113 @@
+"""Robust generalisation: accuracies of training and of test images side by side, and the gap. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from bastion.measuring.intervals import Estimate, difference
+from bastion.reporting import svg
+from bastion.reporting.boards import Board, Column
+from bastion.reporting.figures import Figure, Table
+from bastion.reporting.wording import interval, percent, points
+
+CAPTION = (
+    "The same probes on images of the training split (open) and of the test split (filled): in %, each with its 95 % "
+    "interval; the gap in percentage points, with the interval of two independent samples (Newcombe). Whether a model "
+    "was trained on these images only its recipe can tell."
+)
+SHOWN = 40  # models of the drawing
+ROW = 20
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A model that was measured on both splits."""
+
+    model: str
+    category: str
+    pairs: dict[str, tuple[Estimate, Estimate]]  # by the keys of columns: training, test
+
+
+def gap_figures(boards: Sequence[Board]) -> dict[int, Figure]:
+    """By the id of the board with the test images."""
+    return {
+        id(test): figure
+        for number, test in enumerate(boards)
+        for train in _training_boards(boards, test)
+        if (figure := _figure(train, test, f"gap-{number}"))
+    }
+
+
+def _training_boards(boards: Sequence[Board], test: Board) -> Iterator[Board]:
+    """Of the same data set."""
+    if test.data["split"] != "test":
+        return
+    for board in boards:
+        if {**board.data, "digest": ""} == {**test.data, "split": "train", "digest": ""}:
+            yield board
+
+
+def _figure(train: Board, test: Board, key: str) -> Figure | None:
+    known = {column.key for column in train.columns}
+    columns = [column for column in test.columns if column.key in known and column.kind not in ("study", "errors")]
+    gaps = list(_gaps(train, test, columns))
+    columns = [column for column in columns if any(column.key in gap.pairs for gap in gaps)]
+    if not columns:
+        return None
+    heads = [f"{column.short}, {part}" for column in columns for part in ("train", "test", "gap")]
+    rows = [(gap.model, [gap.category or "–", *_cells(gap, columns)]) for gap in gaps]
+    panels = [_panel(gaps[:SHOWN], column, f"{key}-{number}") for number, column in enumerate(columns)]
+    return Figure("Training and test images", panels, CAPTION, Table(["model", "category", *heads], rows), legend=False)
+
+
+def _gaps(train: Board, test: Board, columns: Sequence[Column]) -> Iterator[Gap]:
+    """In the order of the board."""
+    trained = {entry.weights: entry for entry in train.entries}
+    for entry in test.entries:
+        other = trained.get(entry.weights)
+        pairs = {
+            column.key: (other.numbers[column.key], entry.numbers[column.key])
+            for column in columns
+            if other and column.key in other.numbers and column.key in entry.numbers
+        }
+        if pairs:
+            yield Gap(entry.model, entry.category, pairs)
+
+
+def _cells(gap: Gap, columns: Sequence[Column]) -> list[str]:
+    cells = []
+    for column in columns:
+        if column.key not in gap.pairs:
+            cells += ["–"] * 3
+            continue
+        train, test = gap.pairs[column.key]
+        between = difference(test, train)
+        cells += [f"{percent(each.value)} ({interval(each)})" for each in (train, test)]
+        cells.append(f"{points(between.value)} ({points(between.low)} to {points(between.high)})")
+    return cells
+
+
+def _panel(gaps: Sequence[Gap], column: Column, key: str) -> Markup:
+    """A line from the training to the test accuracy of each model."""
+    shown = [gap for gap in gaps if column.key in gap.pairs]
+    with svg.figure(420, ROW * len(shown) + 80) as drawn:
+        axes = svg.axes(drawn, left=150, right=14, top=30, bottom=44)
+        axes.set_title(column.short, loc="left", fontsize=13)
+        for line, gap in enumerate(shown):
+            train, test = (100 * each.value for each in gap.pairs[column.key])
+            paint = svg.colour(0)
+            axes.plot([train, test], [line, line], color=paint, linewidth=2, alpha=0.5)
+            axes.plot(train, line, "o", color=svg.PAPER, markeredgecolor=paint, markersize=8)
+            axes.plot(test, line, "o", color=paint, markersize=8)
+        axes.set(xlim=(0, 100), ylim=(len(shown) - 0.5, -0.5), xticks=range(0, 101, 20))
+        axes.set_yticks(range(len(shown)), [_short(gap.model) for gap in shown])
+        axes.set_xlabel("images classified right (%)")
+        axes.grid(axis="x")
+        return svg.inline(drawn, key, f"{column.short}: accuracy on training and test images", styled=False)
+
+
+def _short(name: str, most: int = 22) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"

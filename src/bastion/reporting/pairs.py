@@ -1,0 +1,52 @@
+"""Models with and without something, as their names say (Fig. 4 of Singh et al. 2023: ConvStem). No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from bastion.measuring.intervals import Estimate
+from bastion.reporting import svg
+from bastion.reporting.boards import Board, Column, Entry
+from bastion.reporting.figures import Figure
+
+WIDTH = 0.38  # of a bar
+
+
+def pair_figure(board: Board, word: str, key: str) -> Figure | None:
+    """Paired bars: `vit-s-heavy` and `vit-s-convstem-heavy` differ by the word `convstem`."""
+    by_name = {entry.model: entry for entry in board.entries}
+    pairs = [(by_name[other], entry) for entry in board.entries if (other := _without(entry.model, word)) in by_name]
+    columns = [column for column in board.columns if column.kind != "study" and _any(pairs, column)]
+    if not pairs:
+        return None
+    panels = [_panel(pairs, column, word, f"{key}-{number}") for number, column in enumerate(columns)]
+    caption = f"Pale: without {word}; full: with it. Whiskers are 95 % intervals over images."
+    return Figure(f"With and without {word}", panels, caption, legend=False)
+
+
+def _without(name: str, word: str) -> str | None:
+    parts = name.split("-")
+    return "-".join(part for part in parts if part != word) if word in parts else None
+
+
+def _any(pairs: Sequence[tuple[Entry, Entry]], column: Column) -> bool:
+    return any(column.key in one.numbers and column.key in other.numbers for one, other in pairs)
+
+
+def _panel(pairs: Sequence[tuple[Entry, Entry]], column: Column, word: str, key: str) -> Markup:
+    shown = [pair for pair in pairs if _any([pair], column)]
+    with svg.figure(420, 300) as drawn:
+        axes = svg.axes(drawn, left=44, right=14, top=30, bottom=74)
+        axes.set_title(f"{column.short} (%)", loc="left", fontsize=13)
+        for place, pair in enumerate(shown):
+            for side, entry, alpha in ((-0.5, pair[0], 0.35), (0.5, pair[1], 0.9)):
+                found: Estimate = entry.numbers[column.key]
+                x = place + side * (WIDTH + 0.04)
+                axes.bar(x, 100 * found.value, WIDTH, color=svg.colour(0), alpha=alpha, linewidth=0)
+                axes.plot([x, x], [100 * found.low, 100 * found.high], color=svg.INK, linewidth=1.2)
+        axes.set_xticks(range(len(shown)), [pair[0].model for pair in shown], rotation=20, ha="right")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{column.short}: with and without {word}", styled=False)

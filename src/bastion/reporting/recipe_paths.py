@@ -1,0 +1,106 @@
+"""Numbers over a setting of the recipe: runs that differ in nothing else (Fig. 3 of Tang et al. 2022). No torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from pydantic import ValidationError
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.recipe import Recipe
+from bastion.reporting import svg
+from bastion.reporting.boards import Board, Column, Entry
+from bastion.reporting.figures import Figure
+from bastion.run import Run
+
+_DECIDES_NOTHING = {"seed"}  # of what may differ between runs of one path: several seeds are several points
+
+
+class Point(NamedTuple):
+    value: float  # of the setting
+    entry: Entry
+
+
+def path_figure(board: Board, setting: str, key: str) -> Figure | None:
+    """Clean accuracy and the column that the board is sorted by, over `optimizer.l1`, say."""
+    groups: dict[str, list[Point]] = {}
+    for entry in board.entries:
+        recipe = _recipe(entry)
+        if recipe is not None:
+            value, rest = _taken_out(recipe, setting, entry)
+            groups.setdefault(rest, []).append(Point(value, entry))
+    several = [group for group in groups.values() if len({point.value for point in group}) > 1]
+    paths = [sorted(group, key=lambda point: point.value) for group in several]
+    columns = dict.fromkeys([*board.columns_of("clean")[:1], board.sorted_by])
+    panels = [_panel(paths, column, setting, f"{key}-{number}") for number, column in enumerate(columns)]
+    caption = (
+        f"Each line joins runs whose recipes differ in {setting} alone; where there are several seeds, it goes through "
+        "their mean. Bars are 95 % intervals over images."
+    )
+    return Figure(f"Over {setting}", panels, caption, legend=False) if paths else None
+
+
+def _recipe(entry: Entry) -> dict[str, Any] | None:
+    """All that decides the weights, with defaults; None where nothing was trained."""
+    stored = Run(entry.folder).recipe()
+    if stored is None:
+        return None
+    try:
+        return Recipe.model_validate(stored).hashed_fields()
+    except ValidationError as error:
+        raise BastionError(f"{entry.folder}/recipe.yaml: not a recipe that this version reads") from error
+
+
+def _taken_out(recipe: Mapping[str, Any], setting: str, entry: Entry) -> tuple[float, str]:
+    """The setting's value, and what names the rest of the recipe."""
+    *above, name = setting.split(".")
+    inner: Any = copy.deepcopy({key: each for key, each in recipe.items() if key not in _DECIDES_NOTHING})
+    rest = inner
+    for part in above:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    value = inner.pop(name, None) if isinstance(inner, dict) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BastionError(
+            f"over: {setting} of the recipe in {entry.folder} is {value!r}; expected a setting that is a number, such "
+            "as optimizer.l1"
+        )
+    return float(value), storage.fingerprint(rest)
+
+
+def _panel(paths: Sequence[Sequence[Point]], column: Column, setting: str, key: str) -> Markup:
+    with svg.figure(420, 280) as drawn:
+        axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
+        axes.set_title(f"{column.short} (%)", loc="left", fontsize=13)
+        for number, path in enumerate(paths):
+            _draw(axes, [point for point in path if column.key in point.entry.numbers], column, number)
+        _scale(axes, sorted({point.value for path in paths for point in path}))
+        axes.set_xlabel(setting)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        return svg.inline(drawn, key, f"{column.short} over {setting}", styled=False)
+
+
+def _draw(axes: Axes, path: Sequence[Point], column: Column, number: int) -> None:
+    paint, sign = svg.colour(number), svg.marker(number)
+    by_value: dict[float, list[float]] = {}
+    for value, entry in path:
+        found = entry.numbers[column.key]
+        by_value.setdefault(value, []).append(100 * found.value)
+        axes.plot([value, value], [100 * found.low, 100 * found.high], color=paint, alpha=0.45, linewidth=4)
+        axes.plot(value, 100 * found.value, sign, color=paint, markersize=7, markeredgecolor=svg.PAPER)
+    axes.plot(list(by_value), [float(np.mean(each)) for each in by_value.values()], color=paint, linewidth=1.6)
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Strengths go by powers of ten, often from zero."""
+    positive = [value for value in values if value > 0]
+    if len(positive) > 1 and positive[-1] >= 20 * positive[0] and values[0] >= 0:
+        axes.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()

@@ -1,0 +1,144 @@
+"""How far self-attention stretches a small change, and can at most (Wang and Ruan 2022, Theorem 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import MinLen
+from timm.layers.attention import Attention
+from torch import Tensor, nn
+
+from bastion import forward, rng
+from bastion.forward import frozen
+from bastion.jacobians.attention import Heads
+from bastion.jacobians.lanczos import largest
+from bastion.jacobians.products import Jacobian
+from bastion.models.cauchy import Attention as CauchyAttention
+from bastion.settings import AtLeastOne, Positive, settings
+from bastion.studies import studies
+from bastion.studies.examples import first_examples
+from bastion.types import DataSet, Study, Tapped
+
+
+@studies.register("attention-lipschitz")
+@settings
+class AttentionLipschitz(Study):
+    """Largest singular value of attention's Jacobian at the tokens of images, and an upper bound; a part is a block.
+
+    Of self-attention as timm's ViTs and the models of Wang and Ruan have it, on the first `images` of the test split.
+    NaN of a model without such attention.
+    """
+
+    images: AtLeastOne = 8
+    scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the tokens
+
+    facts: ClassVar[Mapping[str, str]] = {
+        "block": "its number among the residual blocks, from 0; -1: there is none",
+        "measured": "largest singular value of attention's Jacobian, by image",
+        "reached": "length of the longest token that enters attention",
+        "domain": "no token behind this LayerNorm can be longer; NaN without one",
+        "bound": "upper bound of the Lipschitz constant for tokens of at most `domain`, so for every image",
+        "reached_bound": "upper bound for tokens no longer than `reached`",
+        "scale": "that all tokens are multiplied by",
+        "scaled": "largest of `measured` at tokens multiplied by each scale",
+        "scaled_bound": "upper bound for tokens as long as those",
+    }
+
+    def parts(self, model: nn.Module, data: DataSet) -> int:
+        return len(_attentions(model))
+
+    def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
+        found = _attentions(model)
+        if not found:
+            return self._nothing()
+        number, block, module, heads = found[part]
+        batch = first_examples(data, "test", self.images, "attention-lipschitz.images")
+        tokens = _inputs(model, module, batch.x.to(heads.out.device))
+        index = batch.index.to(tokens.device)
+        measured = torch.stack([_stretch(module, scale * tokens, index, seed) for scale in (1.0, *self.scales)])
+        reached = torch.linalg.vector_norm(tokens, dim=2).amax()
+        domain = _layer_norm_radius(getattr(block, "norm1", None)).to(reached)
+        scales = tokens.new_tensor(self.scales)
+        bounds = heads.upper_bound(torch.cat([domain[None], reached[None], scales * reached]), tokens.shape[1])
+        return {
+            "block": torch.tensor(number),
+            "measured": measured[0].float(),
+            "reached": reached.float(),
+            "domain": domain.float(),
+            "bound": bounds[0].float(),
+            "reached_bound": bounds[1].float(),
+            "scale": scales.float(),
+            "scaled": measured[1:].amax(1).float(),
+            "scaled_bound": bounds[2:].float(),
+        }
+
+    def _nothing(self) -> dict[str, Tensor]:
+        shapes = {"measured": self.images, "scale": len(self.scales), "scaled": len(self.scales)}
+        shapes["scaled_bound"] = shapes["scaled"]
+        facts = {name: torch.full((shapes[name],) if name in shapes else (), torch.nan) for name in self.facts}
+        return facts | {"block": torch.tensor(-1)}
+
+
+def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads]]:
+    """Number of the block, the block, its attention and the weights of that."""
+    found = []
+    for number, block in enumerate(model.blocks() if isinstance(model, Tapped) else ()):
+        known = ((each, _heads(each)) for each in block.module.modules() if block.attends)
+        module, heads = next(((each, heads) for each, heads in known if heads), (None, None))
+        if module is not None and heads is not None:
+            found.append((number, block.module, module, heads))
+    return found
+
+
+def _heads(module: nn.Module) -> Heads | None:
+    if isinstance(module, CauchyAttention):
+        projection: Any = module.qk
+        q, k = _by_head(projection.weight, module.heads, 2).unbind(2)  # every second row is a key's
+        bias = _by_head(projection.bias, module.heads, 2)[:, :, 0]
+        v = _by_head(module.v.weight, module.heads, 1)[:, :, 0]
+        return Heads.of(q, bias, k, v, module.projection.weight.detach(), q.shape[1] ** -0.5)
+    if type(module) is Attention and module.gate is None and _is_plain(module.q_norm, module.k_norm, module.norm):
+        q, k, v = module.qkv.weight.detach().view(3, module.num_heads, -1, module.qkv.in_features)
+        bias = q.new_zeros(()) if module.qkv.bias is None else module.qkv.bias.detach().view(3, module.num_heads, -1)[0]
+        return Heads.of(q, bias.expand(q.shape[:2]), k, v, module.proj.weight.detach(), module.scale)
+    return None
+
+
+def _by_head(rows: Tensor, heads: int, together: int) -> Tensor:
+    """(H, d, together, …)"""
+    return rows.detach().view(heads, -1, together, *rows.shape[1:])
+
+
+def _is_plain(*modules: nn.Module) -> bool:
+    return all(isinstance(module, nn.Identity) for module in modules)
+
+
+def _inputs(model: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
+    """(B, N, D) that the module gets."""
+    seen: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone()))
+    try:
+        with torch.no_grad():
+            forward.logits(model, x)
+    finally:
+        hook.remove()
+    return seen[-1]
+
+
+def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> Tensor:
+    """(B,) largest singular value of the module's Jacobian."""
+    with frozen(module):
+        jacobian = Jacobian(module, tokens, "attention-lipschitz")
+        start = rng.normal(seed, index, "attention-lipschitz", (jacobian.inputs,), dtype=tokens.dtype)
+        return largest(jacobian, lambda _: start).values[:, 0]
+
+
+def _layer_norm_radius(norm: nn.Module | None) -> Tensor:
+    """No output of it is longer: normalised numbers have the length √D at most, and then weight and bias come."""
+    if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
+        return torch.tensor(torch.nan)
+    bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    radius: Tensor = norm.weight.abs().amax() * norm.weight.numel() ** 0.5 + torch.linalg.vector_norm(bias)
+    return radius.detach()

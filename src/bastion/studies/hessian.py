@@ -1,0 +1,55 @@
+"""Extreme eigenvalues and the trace of a symmetric operator that is known by its products with vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]  # (P,) -> (P,)
+
+
+class Spectrum(NamedTuple):
+    """Ritz values, largest first, and how far each is from an eigenvalue at most."""
+
+    values: Tensor
+    residuals: Tensor
+
+
+def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, tolerance: float) -> Spectrum:
+    """Lanczos with full reorthogonalisation, until the `wanted` largest values are within `tolerance` of the largest
+    absolute one, or `iterations` products are made. The basis takes `iterations` vectors."""
+    basis = start.new_zeros(iterations, len(start))
+    vector = start / torch.linalg.vector_norm(start)
+    diagonal, beside = list[float](), list[float]()
+    for step in range(iterations):
+        basis[step] = vector
+        vector = product(vector)
+        diagonal.append(torch.dot(vector.double(), basis[step].double()).item())
+        for _ in range(2):  # once leaves what rounding left
+            vector = vector - basis[: step + 1].T @ (basis[: step + 1] @ vector)
+        beside.append(torch.linalg.vector_norm(vector).item())
+        found = _ritz(diagonal, beside)
+        scale = found.values.abs().max().item() or 1.0
+        exhausted = beside[-1] <= 8 * torch.finfo(start.dtype).eps * scale  # the basis spans all that the start reaches
+        if exhausted or (step + 1 > wanted and found.residuals[:wanted].max() <= tolerance * scale):
+            break
+        vector = vector / beside[-1]
+    return found
+
+
+def _ritz(diagonal: list[float], beside: list[float]) -> Spectrum:
+    off = torch.tensor(beside[:-1], dtype=torch.float64)
+    tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(tridiagonal)
+    return Spectrum(values.flip(0), (beside[-1] * vectors[-1].abs()).flip(0))
+
+
+def hutchinson(product: Product, signs: Iterable[Tensor]) -> tuple[float, float]:
+    """Mean of z·Hz over random signs z, which is the trace, and its standard error."""
+    values = torch.tensor([torch.dot(z.double(), product(z).double()).item() for z in signs], dtype=torch.float64)
+    error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return values.mean().item(), error

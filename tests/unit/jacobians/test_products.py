@@ -1,0 +1,149 @@
+"""Products with the Jacobian are those of the dense one, whatever the function does inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from bastion.errors import BastionError
+from bastion.jacobians.products import Branch, Function, Jacobian
+
+
+def dense(function: Function, x: Tensor) -> Tensor:
+    """(B, m, n)"""
+    rows = [
+        torch.autograd.functional.jacobian(lambda one: function(one[None].clone())[0].flatten(), each.clone())
+        for each in x
+    ]
+    return torch.stack([row.reshape(row.shape[0], -1) for row in rows])
+
+
+def check_products(jacobian: Jacobian, right: Tensor) -> None:
+    v = torch.randn(len(right), jacobian.inputs, dtype=right.dtype)
+    u = torch.randn(len(right), jacobian.outputs, dtype=right.dtype)
+    assert torch.allclose(jacobian.apply(v), (right @ v[:, :, None])[:, :, 0], atol=1e-10)
+    assert torch.allclose(jacobian.transpose(u), (right.mT @ u[:, :, None])[:, :, 0], atol=1e-10)
+
+
+def images(n: int = 3) -> Tensor:
+    return torch.rand(n, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def network(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers).double().eval().requires_grad_(False)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "convolution and BatchNorm": network(nn.Conv2d(2, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Tanh()),
+    "in place": network(nn.ReLU(inplace=True), nn.Conv2d(2, 2, 3, padding=1), nn.ELU(inplace=True)),
+    "pooling": network(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)),
+    "fused attention": lambda x: nn.functional.scaled_dot_product_attention(*[x.flatten(2).mT] * 3),
+    "layer norm": network(nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 5), nn.GELU()),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_products_are_those_of_the_dense_jacobian(name: str, n: int) -> None:
+    x = images(n)
+    before = x.clone()
+    jacobian = Jacobian(FUNCTIONS[name], x)
+    assert not jacobian.forward_mode
+    check_products(jacobian, dense(FUNCTIONS[name], x))
+    assert torch.equal(x, before)
+
+
+def test_the_branch_is_the_jacobian_without_the_identity() -> None:
+    function, x = FUNCTIONS["in place"], images()
+    whole = Jacobian(function, x)
+    assert whole.is_square
+    check_products(Branch(whole), dense(function, x) - torch.eye(72, dtype=torch.float64))
+    assert not Jacobian(FUNCTIONS["pooling"], x).is_square
+
+
+class OnlyForward(torch.autograd.Function):
+    """x³, with forward mode and no second derivative."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * tangents[0]
+
+
+class OnlyBackward(torch.autograd.Function):
+    """x³, without forward mode."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+
+class Neither(OnlyBackward):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+
+class Wrong(OnlyForward):
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return tangents[0]
+
+
+@pytest.mark.parametrize(("kind", "forward_mode"), [(OnlyForward, True), (OnlyBackward, False)])
+def test_an_operation_without_one_of_the_two_ways_takes_the_other(kind: Any, forward_mode: bool) -> None:
+    mix = network(nn.Conv2d(2, 2, 3, padding=1))
+    x = images()
+    jacobian = Jacobian(lambda z: z + kind.apply(mix(z)), x)
+    assert jacobian.forward_mode is forward_mode
+    check_products(jacobian, dense(lambda z: z + mix(z) ** 3, x))
+
+
+def test_an_operation_without_both_is_one_clear_line() -> None:
+    with pytest.raises(BastionError, match=r"block 3: .* neither a second derivative nor forward mode") as caught:
+        Jacobian(Neither.apply, images(), "block 3")
+    assert "\n" not in str(caught.value)
+
+
+def test_two_ways_that_disagree_are_one_clear_line() -> None:
+    with pytest.raises(BastionError, match="block 3: .* forward and reverse mode give different ones"):
+        Jacobian(Wrong.apply, images(), "block 3")
+
+
+def test_a_function_that_ignores_its_input_has_the_jacobian_zero() -> None:
+    for function in (lambda x: x.detach() ** 2, lambda x: 0 * x.detach() + nn.Parameter(torch.ones(6)).double()):
+        jacobian = Jacobian(function, images())
+        assert not jacobian.apply(torch.rand(3, 72, dtype=torch.float64)).any()
+        assert not jacobian.transpose(torch.rand(3, 72, dtype=torch.float64)).any()
+
+
+def test_a_result_that_is_none_for_each_example_is_refused() -> None:
+    with pytest.raises(BastionError, match=r"expected a result for each of 3 examples, got \(1, 2, 6, 6\)"):
+        Jacobian(lambda x: x.sum(0, keepdim=True), images())

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.vits import right_batch, small_vit
+from torch import Tensor
+
+from bastion.errors import BastionError
+from bastion.jacobians.parts import Chain
+from bastion.probes import jacobian_norms
+from bastion.probes.jacobian_norms import JacobianNorms
+from bastion.types import Batch
+
+
+def dense_blocks(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
+    """(n, n) of each block at the first image."""
+    calls = Chain(model, batch.x[:1], "test").calls
+    made = [
+        torch.autograd.functional.jacobian(lambda z, call=call: call.function(z).flatten(), call.x) for call in calls
+    ]
+    return [each.reshape(len(each), -1) for each in made]
+
+
+@pytest.mark.parametrize("rows", [2, 7, 64])
+def test_norms_are_those_of_the_dense_jacobian_however_many_rows_are_made_at_once(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jacobian_norms, "ROWS", rows)
+    model = small_vit(depth=2).requires_grad_(False)
+    batch = right_batch(model, n=2)
+    facts = JacobianNorms()(model, batch, seed=0)
+    for number, block in enumerate(dense_blocks(model, batch)):
+        for name, order in (("norm_1", 1), ("norm_inf", torch.inf), ("frobenius", "fro"), ("sigma", 2)):
+            right = torch.linalg.matrix_norm(block, order)  # type: ignore[call-overload]
+            assert facts[name][0, number] == pytest.approx(float(right), rel=1e-5), (name, number)
+
+
+def test_the_bound_takes_the_largest_block_of_each_norm_and_is_no_smaller_than_the_exact_value() -> None:
+    model = small_vit(depth=2)
+    facts = JacobianNorms()(model, right_batch(model, n=2), seed=0)
+    by_hand = (facts["norm_1"].amax(1) * facts["norm_inf"].amax(1)).sqrt()
+    assert torch.equal(facts["table_2"], by_hand)
+    assert torch.allclose(facts["looseness"], by_hand / facts["sigma"].amax(1))
+    assert (facts["looseness"] >= 1).all()
+
+
+def test_a_block_that_is_too_large_is_refused_before_the_first_product() -> None:
+    model = small_vit(depth=2)
+    with pytest.raises(BastionError, match=r"block blocks\.0 puts out 272 numbers .* raise `most`"):
+        JacobianNorms(most=200)(model, right_batch(model, n=1), seed=0)

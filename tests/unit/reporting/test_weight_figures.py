@@ -1,0 +1,118 @@
+"""Figures of the studies of weights and loss: what they say is what was stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import measure_cases
+
+from bastion.measuring.facts import Facts
+from bastion.measuring.runner import measure
+from bastion.models import Classifier
+from bastion.models.weight_kinds import KINDS as WEIGHT_KINDS
+from bastion.reporting import figures, svg
+from bastion.reporting.figures import Figure, sparsity
+from bastion.reporting.figures.landscape import MANY, Grid, _levels, _mean_at
+from bastion.reporting.html import report
+from bastion.reporting.tables import compare, read_runs
+from bastion.run import create_run
+from bastion.types import DataSet
+
+STUDIES: dict[str, Any] = {
+    "sparse": "sparsity",
+    "norms": {"name": "weight-norms", "images": 48},
+    "lemma": {"name": "rademacher", "images": 48, "draws": 50},
+    "around": {"name": "landscape", "points": 3, "n": 16, "threat": {"norm": "linf", "eps": 0.05}, "attack": "fgsm"},
+    "along": {"name": "landscape", "points": 3, "n": 16, "dimensions": 1},
+    "sharp": {"name": "sharpness", "n": 16, "iterations": 6, "probes": 2},
+}
+
+
+@pytest.fixture
+def measured(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> Facts:
+    return measure(tiny_model, tiny_data, {"studies": STUDIES}, folder=tmp_path / "run")
+
+
+def drawn(facts: Facts) -> dict[str, Figure]:
+    (comparison,) = compare(read_runs([facts.run.folder]))
+    return {figure.title: figure for figure in figures.draw(comparison, "key")}
+
+
+def test_every_study_has_its_figures_and_the_page_shows_them(measured: Facts, tmp_path: Path) -> None:
+    found = drawn(measured)
+    assert list(found) == [
+        "Sparsity of the weights",
+        "Norms of the weights",
+        "Rademacher complexity of linear classifiers, ε = 8/255",
+        *("Contours of the clean loss (around)", "The clean loss as a surface (around)"),
+        *("Contours of the adversarial loss (around)", "The adversarial loss as a surface (around)"),
+        "Rise of the loss (around)",
+        "Loss along a direction (along)",
+        "Sharpness",
+    ]
+    page = report(measured.run.folder, tmp_path / "report.html").read_text()
+    assert all(title in page for title in found)
+    assert "mathdefault" not in page  # ticks are no TeX
+
+
+def test_tables_say_what_was_stored(measured: Facts) -> None:
+    found, facts = drawn(measured), measured.studies()
+    table = found["Sparsity of the weights"].table
+    assert table is not None
+    assert list(table.columns) == ["run", "all weights", "convolution", "all, by tensor", "kurtosis"]  # what it has
+    assert table.rows[0][1][0] == f"{100 * facts['sparse']['share'][0, 0]:.1f} %"
+    sharp = found["Sharpness"].table
+    assert sharp is not None
+    assert sharp.rows[0][1][0] == f"{facts['sharp']['loss'][0]:.4g}"
+    norms = found["Norms of the weights"].table
+    assert norms is not None and norms.rows[0][1][-1] == "–"  # no attention, so no term
+    around = found["Rise of the loss (around)"].table
+    assert around is not None
+    assert [name for name, _ in around.rows] == ["run, clean", "run, adversarial"]
+    assert around.rows[0][1][0] == f"{facts['around']['clean'][1, 1]:.4g}"
+
+
+def test_kinds_are_those_of_the_study() -> None:
+    assert len(sparsity.KINDS) == len(WEIGHT_KINDS)  # all weights first, other ones not shown
+
+
+def bowl(points: int) -> Grid:
+    axis = np.linspace(-1, 1, points)
+    return Grid(None, "clean", axis, axis, 1 + axis[:, None] ** 2 + axis**2)  # type: ignore[arg-type]
+
+
+def test_the_rise_of_a_bowl_is_the_square_of_the_radius() -> None:
+    grid = bowl(41)
+    for radius in (0.25, 0.5, 1.0):
+        assert _mean_at(grid, radius) == pytest.approx(1 + radius**2, abs=2e-3)
+    assert np.isnan(_mean_at(grid, 1.5))
+    line = grid._replace(beta=np.zeros(1), loss=1 + grid.alpha[:, None] ** 2)
+    assert _mean_at(line, 0.5) == pytest.approx(1.25)
+
+
+def test_contours_are_round_numbers_that_all_panels_share() -> None:
+    grid = bowl(11)
+    assert _levels([grid, grid._replace(loss=2 * grid.loss)]) == [1.2, 1.5, 2, 2.5, 3, 4, 5, 6]
+    steep = grid._replace(loss=np.where(grid.loss == 1, 0.01, 1e6))
+    assert len(_levels([steep])) <= MANY and _levels([steep])[-1] <= 0.1  # ten times the middle
+    flat = grid._replace(loss=np.full((11, 11), 2.0))
+    assert len(_levels([flat])) == 1
+
+
+def test_losses_without_a_contour_are_drawn_all_the_same(tmp_path: Path) -> None:
+    axis = np.linspace(-1, 1, 3)
+    columns = {"alpha": axis, "beta": np.tile(axis, (3, 1)), "clean": np.full((3, 3), 2.303)}
+    run = create_run(tmp_path / "flat", seed=0)
+    case = {"kind": "studies", "role": "analysis", "spec": {"name": "landscape"}, "columns": columns}
+    facts = measure_cases(run, {"flat": case}, n=1)
+    assert len(drawn(facts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.02, "0.02"), (5, "5"), (10_000, "10⁴"), (2e-7, "2·10⁻⁷"), (1000, "1000")]
+)
+def test_ticks_of_a_logarithmic_axis_are_plain(value: float, text: str) -> None:
+    assert svg._plain(value) == text
