@@ -31,7 +31,7 @@ MARGIN = 12
 
 def pictures(page: Path, titles: list[str]) -> list[Image.Image]:
     shots = []
-    with tempfile.TemporaryDirectory() as profile, browser.opened(Path(profile)) as tab:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser.opened(Path(profile)) as tab:
         tab.open(page.resolve(), width=WIDTH, height=900)
         for title in titles:
             box = tab.run(FIND % json.dumps(title))
