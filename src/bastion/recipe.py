@@ -58,8 +58,8 @@ class Spec(BaseModel):
         return {"name": value} if isinstance(value, str) else value
 
     def plain(self) -> dict[str, Any]:
-        """As the registries take it."""
-        return self.model_dump()
+        """As the registries take it; what is a plug-in already stays one."""
+        return {"name": self.name, **(self.model_extra or {})}
 
 
 def plugin(kind: str) -> Any:

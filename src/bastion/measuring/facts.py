@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +142,61 @@ class Facts:
     run: Run
     about: Measurement
     columns: Mapping[str, Column] = field(repr=False)
+    kept: Mapping[str, dict[str, Column]] | None = field(default=None, repr=False)  # pictures; None: they are in files
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {100 * each.value:.2f} %" for name, each in self.numbers().items())
+        return f"<{self.about.model} on {self.about.data['name']}, n = {self.n}: {numbers or 'no accuracies'}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: accuracies with their intervals, then warnings."""
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(self._threat(name))}</td><td>{100 * each.value:.2f} %</td>"
+            f"<td>[{100 * each.low:.2f}, {100 * each.high:.2f}]</td></tr>"
+            for name, each in self.numbers().items()
+        )
+        head = f"{self.about.model} on {self.about.data['name']}, n = {self.n}"
+        below = "".join(f"<p>{escape(str(each))}</p>" for each in self.warnings())
+        return f"<table><caption>{escape(head)}</caption>{rows}</table>{below}"
+
+    def in_memory(self) -> Facts:
+        """With everything read, so that the files may go."""
+        kept = {case.label: self.pictures(case.label) for case in self.about.cases if case.kind == "probes"}
+        return Facts(self.run, self.about, {name: self.columns[name] for name in self.columns}, kept)
+
+    def rows(self) -> dict[str, Column]:
+        """Every fact of one value per example by name, with `index` and `label` once in front."""
+        names = [name for name in self.columns if self.case(name.rpartition("/")[0]).kind == "probes"]
+        shared = {each: next(name for name in names if name.endswith(f"/{each}")) for each in ("index", "label")}
+        own = [name for name in names if name.rpartition("/")[2] not in shared and self.columns[name].ndim == 1]
+        return {name: self.columns[key] for name, key in shared.items()} | {name: self.columns[name] for name in own}
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row per example."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise BastionError("to_frame: needs pandas; `pip install pandas`, or use to_csv or columns") from error
+        return pandas.DataFrame(self.rows())
+
+    def to_csv(self, path: str | Path) -> None:
+        """One line per example."""
+        rows, file = self.rows(), io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows)
+        writer.writerows(zip(*(column.tolist() for column in rows.values()), strict=True))
+        storage.write_text(Path(path), file.getvalue())
+
+    def adversarial(self, label: str) -> Column:
+        """(n, C, H, W) what the attack of a probe made of every example, as float32 in [0, 1]."""
+        pictures = self.pictures(label)
+        if "adversarial" not in pictures or len(pictures["position"]) < self.n:
+            count = len(pictures.get("position", ()))
+            raise BastionError(
+                f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; measure in a new "
+                'folder with keep="all" (on the command line --keep all)'
+            )
+        return pictures["adversarial"][np.argsort(pictures["position"])]
 
     @property
     def labels(self) -> list[str]:
@@ -292,6 +350,8 @@ class Facts:
     def pictures(self, label: str) -> dict[str, Column]:
         """Kept of the first examples: `position`, and whatever the probe shows."""
         case = self.case(label)
+        if self.kept is not None:
+            return self.kept[label]
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
     def row_numbers(self, label: str, positions: Column) -> Column:

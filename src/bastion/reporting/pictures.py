@@ -16,6 +16,7 @@ from bastion.errors import BastionError
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 
+LARGE = 96  # pixels a side: beyond these a PNG of a perturbation takes hundreds of kilobytes
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in most libraries
 _SIGNS = {"right": Markup('<span class="right">✓</span> '), "wrong": Markup('<span class="wrong">✗</span> ')}
 
@@ -74,9 +75,11 @@ def to_bytes(image: Column) -> Column:
 
 
 def data_uri(image: Column) -> str:
-    """A PNG of (C, H, W) bytes with one or three channels."""
+    """(C, H, W) bytes with one or three channels as a PNG; large ones, whose noise would fill the page, as WebP."""
     if image.shape[0] not in (1, 3):
         raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
     file = io.BytesIO()
-    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    kind = "PNG" if max(image.shape[1:]) <= LARGE else "WEBP"
+    picture = Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0))
+    picture.save(file, kind, **({"optimize": True} if kind == "PNG" else {"quality": 80}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -42,7 +42,8 @@ def _verdict(row: Row, *, spelled_out: bool) -> str:
     others = [case for case in row.facts.about.cases if case.label in row.accuracies and case.label not in clean[:1]]
     worst = [name for name, each in row.facts.about.aggregates.items() if each.kind == "worst"]
     parts = [(label, "right on clean images") for label in clean[:1]]
-    parts += [(label, _setting(others)) for label in (worst or [case.label for case in others])[:1]]
+    parts += [(label, _setting(others)) for label in worst[:1]]
+    parts += [] if worst else [(case.label, _setting([case])) for case in others[:1]]
     if len(parts) == len(clean[:1]) and corruptions(row.facts):
         parts += [(label, "under corruptions, on average") for label in row.accuracies if label not in clean][:1]
     numbers = [_number(row, label) for label, _ in parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
 from bastion.run import Run, open_run
-from bastion.suite import CORRECT
+from bastion.suite import CORRECT, written
 
 CORRUPTIONS = "mean over corruptions"
 TWO_PHASE = "two-phase estimate"
@@ -61,6 +61,7 @@ class Comparison:
     """Runs that were asked the same probes on the same images: only such rows share a table."""
 
     rows: list[Row]
+    values: str = ""  # of the suite's axes, where another comparison under the same title has others
 
     @property
     def about(self) -> Measurement:
@@ -70,6 +71,7 @@ class Comparison:
     def title(self) -> str:
         about = self.about
         title = f"{about.data['name']}, {about.data['split']} split, suite {about.suite}"
+        title = f"{title}, {self.values}" if self.values else title
         return f"{title}; of earlier weights" if self.stale else title
 
     @property
@@ -133,7 +135,8 @@ class Comparison:
     def threat(self, label: str) -> str:
         """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack; an estimate says that it is one."""
         text = threat_text(self.rows[0].facts, label)
-        return f"{text}, {TWO_PHASE}" if label in self.phased else text
+        unsaid = label in self.phased and "two-phase" not in label
+        return f"{text}, {TWO_PHASE}" if unsaid else text
 
     @property
     def phased(self) -> list[str]:
@@ -184,8 +187,22 @@ def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
     for run in runs:
         for facts in _longest(run.measurements):
             groups.setdefault(_question(facts, stale=run.is_stale(facts)), []).append((run, facts))
-    comparisons = [Comparison(_rows(group)) for group in groups.values()]
+    comparisons = _told_apart([Comparison(_rows(group)) for group in groups.values()])
     return sorted(comparisons, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
+
+
+def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those under one title by the values of axes in which they differ: `corruption_model=runs/rspc`."""
+    values: list[set[tuple[str, str]]] = [
+        {(axis, written(value)) for case in each.about.cases for axis, value in case.at.items()} for each in comparisons
+    ]
+    result = []
+    for each, own in zip(comparisons, values, strict=True):
+        alike = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
+        differ = sorted(own - own.intersection(*alike))
+        shown = ", ".join(f"{axis}={value}" for axis, value in differ if value != "None")
+        result.append(replace(each, values=shown))
+    return result
 
 
 def _longest(measurements: Sequence[Facts]) -> list[Facts]:

@@ -136,6 +136,17 @@ def test_the_title_says_who_is_compared_on_what(make_run: MakeRun) -> None:
     assert page_title(runs[:2], []) == "a and b"
 
 
+def test_one_suite_with_other_values_of_its_axes_has_them_in_the_title(tmp_path: Path) -> None:
+    for name, model in (("random", None), ("learned", "runs/rspc")):
+        asked = {"role": "analysis", "at": {"size": 4, "corruption_model": model}, "spec": {"corruption_model": model}}
+        case = {**asked, "columns": {"correct": np.arange(10) < 5}}
+        measure_cases(create_run(tmp_path / name, seed=0), {"occlusion": case})
+    common = "cifar10-mini, test split, suite made"
+    both = compare(read_runs([tmp_path / "random", tmp_path / "learned"]))
+    assert {comparison.title for comparison in both} == {common, f"{common}, corruption_model=runs/rspc"}
+    assert compare(read_runs([tmp_path / "learned"]))[0].title == common
+
+
 def test_the_name_of_a_radius_is_left_to_the_threat(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     cases = {
