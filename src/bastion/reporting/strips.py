@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from markupsafe import Markup
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting import svg
+from bastion.reporting.gallery import side_by_side
 from bastion.reporting.grids import class_name
-from bastion.reporting.pictures import data_uri, to_bytes
+from bastion.reporting.pictures import data_uri, run_mark, to_bytes
 from bastion.reporting.tables import Comparison, ReportedRun
 from bastion.reporting.wording import percent
 
@@ -38,16 +37,9 @@ class Kept:
 
 def kept(comparison: Comparison, case: MeasuredCase, count: int) -> Kept:
     """Of the first `count` examples that all rows have pictures of."""
-    rows = [row.facts.pictures(case.label) for row in comparison.rows]
-    positions = rows[0].get("position", np.zeros(0, np.int64))
-    for row in rows[1:]:
-        positions = np.intersect1d(positions, row.get("position", positions[:0]))
+    positions, rows = side_by_side(comparison, case.label)
     positions = positions[:count]
-    chosen = [
-        {name: column[np.searchsorted(row["position"], positions)] for name, column in row.items()} if len(positions)
-        else {}
-        for row in rows
-    ]  # fmt: skip
+    chosen = [{name: column[:count] for name, column in row.items()} for row in rows]
     facts = comparison.rows[0].facts
     places = facts.row_numbers(case.label, positions)
     labels = facts.columns[f"{case.label}/label"][places]
@@ -63,8 +55,7 @@ def first_images(comparison: Comparison, case: MeasuredCase, count: int) -> list
 
 def mark(run: ReportedRun) -> Markup:
     """The run's sign in its colour, as everywhere on the page."""
-    colour, sign = f"var(--run-{run.mark % svg.COLOURS})", svg.MARKERS[svg.marker(run.mark)]
-    return Markup('<span class="mark" style="color: {}" aria-hidden="true">{}</span>').format(colour, sign)
+    return run_mark(run.mark)
 
 
 def percentages(comparison: Comparison, fractions: Sequence[float]) -> Markup:
