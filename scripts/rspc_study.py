@@ -315,6 +315,7 @@ Standard training, mean over three seeds; then what each other way adds, in poin
 interval of Student's t over the seeds. Three seeds make wide intervals.
 
 {numbers}
+
 ![Accuracy under each of 50 masks, one box for each run](rspc.png)
 
 Each box is one run: accuracy under each of 50 masks.
@@ -323,14 +324,17 @@ What one tenth of the patches does to the probability of the true class (the pap
 for all three:
 
 {confidence}
+
 ## Claims
 
 *Held* and *did not hold*: the interval leaves zero, or the bound that the claim names, on one side. *Cannot tell*: it
 does not. A claim in several parts holds if all of them do.
 
 {claims}
-R6 (what the corruption model climbs, and what fills the patches) and R8 (other architectures) were not run here: `objective.maximize`, `objective.fill` and the recipes `tiny/rvt-rspc` and
-`tiny/fan-rspc` are there for it. R7, what it costs, is in [training](training.md).
+
+R6 (what the corruption model climbs, and what fills the patches) and R8 (other architectures) were not run here:
+`objective.maximize`, `objective.fill` and the recipes `tiny/rvt-rspc` and `tiny/fan-rspc` are there for it. R7, what it
+costs, is in [training](training.md).
 """
 
 
