@@ -1,12 +1,16 @@
 """Two-phase AutoAttack beside bastion's own `standard` and the reference's, on CIFAR-10 at linf 8/255.
 
     python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --n 2000        # measure what is not stored, print
-    python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --stored
+    python -m benchmarks.two_phase --model zoo/cifar10-linf-vit --n 2000 --stored
 
-Whole runs by the clock, on all cores: two phases, then `standard`, then the reference on the first images, whose time
-per image counts. The facts of `standard` say of every survivor of the first phase what the second would have done, so
-the sample is also drawn anew many times: how often does the interval hold what `standard` found, and how wide is it?
-Times for 10,000 images are made of the times per image of both phases.
+Four ways to attack the same images: in two phases with the share of survivors that 2,000 images need, in two phases
+with the share that 10,000 need, `standard`, and the reference. Each attacks one block after another on one thread, and
+counts the processor's seconds of the process and its children, so that other programs on the machine matter little.
+Blocks are the batches that bastion itself makes. One block is one file: a run that is stopped goes on where it was. The
+reference attacks one block, and so does the smaller share; their seconds per image count.
+
+The facts of `standard` say of every survivor of the first phase what the second would have done, so the sample is also
+drawn anew many times: how often does the interval hold what `standard` found, and how wide is it?
 """
 
 from __future__ import annotations
@@ -14,63 +18,88 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from bastion import storage
 from bastion.data import datasets
-from bastion.measuring.facts import Facts
-from bastion.measuring.runner import measure
+from bastion.measuring.runner import BATCH_SIZE, measure
 from bastion.measuring.sampling import sample_size, two_phase
 from bastion.threat import Threat
 from benchmarks.autoattack import STANDARD, by_reference, load_model, without_checks
 
 RESULTS = Path(__file__).parent / "results" / "two_phase"
 THREAT = Threat("linf", 8 / 255)
-FIRST = 2  # members of the first phase
+SHARES = {"two-phase": 0.33, "two-phase-10000": 0.08}
+REFERENCE = "reference"
+BLOCKS = {"two-phase": 3 * BATCH_SIZE, "two-phase-10000": 12 * BATCH_SIZE, STANDARD: BATCH_SIZE, REFERENCE: BATCH_SIZE}
+ONE_BLOCK = ("two-phase-10000", REFERENCE)
 DRAWS = 2000
 WIDTH = 0.005
 
-
-def timed(model: str, probe: dict[str, Any], n: int) -> tuple[Facts, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        facts = measure(model, "cifar10", {"probes": {"attack": probe}}, limit=n, workers=None, folder=folder)
-        seconds = time.perf_counter() - began
-        for name in facts.columns:  # before the folder goes
-            facts.columns[name]
-    return facts, seconds
+Columns = dict[str, np.ndarray[Any, Any]]
 
 
-def run(model: str, n: int, share: float, images: int, stored: dict[str, Any], path: Path) -> None:
-    """Each of the three parts once, stored as soon as it is done."""
-    threat = asdict(THREAT)
-    if "two-phase" not in stored:
-        facts, seconds = timed(model, {"name": "two-phase", "threat": threat, "share": share}, n)
-        columns = {name: facts.columns[f"attack/{name}"].tolist() for name in ("survived", "sampled", "lost")}
-        stored["two-phase"] = {"seconds": seconds, "share": share, **columns}
-        storage.write_json(path, stored)
-    if "first phase" not in stored:
-        ensemble = {"name": "ensemble", "members": ["apgd-ce", {"name": "apgd-t"}]}
-        _, seconds = timed(model, {"name": "adversarial", "threat": threat, "attack": ensemble}, n)
-        stored["first phase"] = {"seconds": seconds}
-        storage.write_json(path, stored)
-    if STANDARD not in stored:
-        facts, seconds = timed(model, {"name": "adversarial", "threat": threat, "attack": "autoattack"}, n)
-        columns = {name: facts.columns[f"attack/{name}"].tolist() for name in ("correct", "fooled_by")}
-        stored[STANDARD] = {"seconds": seconds, **columns}
-        storage.write_json(path, stored)
-    if "reference" not in stored:
+class Job(NamedTuple):
+    """One way to attack one block of images."""
+
+    model: str
+    way: str
+    start: int  # of the block
+    stop: int
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / self.model.rpartition("/")[2] / f"{self.way}-{self.start:05d}.json"
+
+
+def jobs(model: str, n: int) -> list[Job]:
+    """In turn, so that what disturbs the machine for a while disturbs all ways alike."""
+    listed = [
+        Job(model, way, start, min(start + size, n))
+        for way, size in BLOCKS.items()
+        for start in range(0, n if way not in ONE_BLOCK else 1, size)
+    ]
+    return sorted(listed, key=lambda job: job.stop)
+
+
+def processor_seconds() -> float:
+    """Of this process, all its threads, and the children that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def run(job: Job) -> None:
+    torch.set_num_threads(1)
+    data = datasets.build("cifar10")
+    block = data.test.subset(range(job.start, job.stop))
+    if job.way == REFERENCE:
         without_checks()
-        torch.set_num_threads(os.cpu_count() or 1)
-        batch = datasets.build("cifar10").test.batch(range(images))
-        stored["reference"] = {"seconds": by_reference(load_model(model), batch, THREAT, STANDARD).seconds, "n": images}
-        storage.write_json(path, stored)
+        model, batch = load_model(job.model), block.batch(range(len(block)))
+        began = processor_seconds()
+        found = {"correct": by_reference(model, batch, THREAT, STANDARD).robust}
+    else:
+        probe = {"name": "adversarial", "threat": asdict(THREAT), "attack": "autoattack"}
+        if share := SHARES.get(job.way):
+            probe = {"name": "two-phase", "threat": asdict(THREAT), "share": share}
+        wanted = ("survived", "sampled", "lost") if share else ("correct", "fooled_by")
+        began = processor_seconds()
+        with tempfile.TemporaryDirectory() as folder:
+            facts = measure(job.model, replace(data, test=block), {"probes": {"attack": probe}}, folder=folder)
+            found = {name: facts.columns[f"attack/{name}"].tolist() for name in wanted}
+    storage.write_json(job.path, {"seconds": processor_seconds() - began, **found})
+    print(job.path.relative_to(RESULTS), flush=True)
+
+
+def read(listed: Sequence[Job]) -> tuple[Columns, float]:
+    """The columns of these blocks, one after another, and seconds per image."""
+    stored = [storage.read_json(job.path) for job in listed]
+    seconds = sum(each.pop("seconds") for each in stored) / sum(job.stop - job.start for job in listed)
+    return {name: np.concatenate([each[name] for each in stored]) for name in stored[0]}, seconds
 
 
 def coverage(survived: np.ndarray[Any, Any], lost: np.ndarray[Any, Any], share: float) -> tuple[float, float]:
@@ -85,44 +114,44 @@ def coverage(survived: np.ndarray[Any, Any], lost: np.ndarray[Any, Any], share: 
     return held / DRAWS, float(np.mean(widths))
 
 
-def report(n: int, stored: dict[str, Any]) -> list[str]:
-    whole, phases, first = stored[STANDARD], stored["two-phase"], stored["first phase"]["seconds"]
-    survived, sampled, lost = (np.array(phases[name]) for name in ("survived", "sampled", "lost"))
-    estimate, correct = two_phase(survived, sampled, lost), np.array(whole["correct"])
+def report(model: str, n: int) -> list[str]:
+    ways = {way: read([job for job in jobs(model, n) if job.way == way]) for way in (*SHARES, STANDARD, REFERENCE)}
+    seconds = {way: each for way, (_, each) in ways.items()}
+    survived, sampled, lost = (ways["two-phase"][0][name] for name in ("survived", "sampled", "lost"))
+    estimate, correct = two_phase(survived, sampled, lost), ways[STANDARD][0]["correct"]
     fell = survived & ~correct  # what the second phase would have taken
-    held, width = coverage(survived, fell, phases["share"])
-    reference = stored["reference"]["seconds"] / stored["reference"]["n"]
-    later = (whole["seconds"] - first) / survived.sum()  # seconds of the second phase for a survivor
+    held, width = coverage(survived, fell, SHARES["two-phase"])
     survivors = round(10_000 * survived.mean())
-    drawn = sample_size(survivors, 10_000, width=WIDTH, lost_share=fell.sum() / survived.sum())
-    large = 10_000 * first / n + drawn * later
+    needed = sample_size(survivors, 10_000, width=WIDTH, lost_share=fell.sum() / survived.sum())
+
+    def ratios(way: str) -> str:
+        told = [f"{other} {seconds[other] / seconds[way]:.2f}x as long" for other in (STANDARD, REFERENCE)]
+        return f"{seconds[way]:.3f} s per image; {', '.join(told)}"
+
     return [
         f"standard: {100 * correct.mean():.2f} %; two-phase: {100 * estimate.value:.2f} % "
         f"[{100 * estimate.low:.2f}, {100 * estimate.high:.2f}], {sampled.sum()} of {survived.sum()} survivors "
         f"sampled, {lost.sum()} lost ({fell.sum()} of all survivors are)",
         f"over {DRAWS} draws: the interval holds standard's number in {100 * held:.1f} %, mean width "
         f"{100 * width:.2f} points",
-        f"{n} images: {phases['seconds']:.0f} s, standard {whole['seconds']:.0f} s "
-        f"({whole['seconds'] / phases['seconds']:.2f}x), reference {n * reference:.0f} s "
-        f"({n * reference / phases['seconds']:.2f}x; timed on {stored['reference']['n']})",
-        f"10,000 images, {drawn} of {survivors} survivors sampled for {100 * WIDTH:g} points: standard "
-        f"{10_000 * whole['seconds'] / n / large:.2f}x, reference {10_000 * reference / large:.2f}x as long",
+        f"share {SHARES['two-phase']}, for {n} images: {ratios('two-phase')}",
+        f"share {SHARES['two-phase-10000']}, for 10,000 images: {ratios('two-phase-10000')}; "
+        f"{100 * WIDTH:g} points need {needed} of {survivors} survivors, a share of {needed / survivors:.3f}",
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo/cifar10-linf-vit")
-    parser.add_argument("--n", type=int, default=2000)
-    parser.add_argument("--share", type=float, default=0.3)
-    parser.add_argument("--reference", type=int, default=256, help="images for the reference")
+    parser.add_argument("--n", type=int, default=2000, help="images")
+    parser.add_argument("--jobs", type=int, help="stop after so many blocks, on a machine that is shared")
     parser.add_argument("--stored", action="store_true", help="measure nothing, print what is stored")
     options = parser.parse_args()
-    path = RESULTS / f"{options.model.rpartition('/')[2]}-{options.n}.json"
-    stored = storage.read_json(path) if path.is_file() else {}
-    if not options.stored:
-        run(options.model, options.n, options.share, options.reference, stored, path)
-    print("\n".join(report(options.n, stored)))
+    missing = [job for job in jobs(options.model, options.n) if not job.path.is_file()]
+    for job in [] if options.stored else missing[: options.jobs]:
+        run(job)
+    if all(job.path.is_file() for job in missing):
+        print("\n".join(report(options.model, options.n)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def loss_passes(recipe: Recipe) -> int:
 
 def table(folder: str) -> str:
     """A row for each recipe of a folder."""
-    rows = ["| recipe | data | model | epochs | passes | expected, % | begins with | waits for |", "| --- " * 8 + "|"]
+    rows = ["| recipe | data | model | epochs | passes | expected, % | begins with |", "| --- " * 7 + "|"]
     for name in shipped("recipe"):
         if name.startswith(f"{folder}/"):
             recipe = load_recipe(name)
@@ -45,7 +45,6 @@ def table(folder: str) -> str:
                 f"{passes(recipe):,}",
                 expected(recipe),
                 f"`{recipe.init.from_}`" if recipe.init else "",
-                waits(recipe),
             )
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
@@ -58,16 +57,6 @@ def expected(recipe: Recipe) -> str:
     shares = [f"{key} {100 * value:.4g}" for key, value in numbers.items() if key not in times]
     shares += [f"{numbers[key]:g} {unit}" for key, unit in times.items() if key in numbers]
     return ", ".join(shares) + (f" ({recipe.expect['note']})" if "note" in recipe.expect else "")
-
-
-def waits(recipe: Recipe) -> str:
-    """What the recipe names that is only announced."""
-    from bastion.models import models
-    from bastion.training.objectives import objectives
-
-    missing = [f"model {recipe.model.name}"] if models.awaits(recipe.model.name) else []
-    missing += [f"objective {recipe.objective.name}"] if objectives.awaits(recipe.objective.name) else []
-    return ", ".join(missing)
 
 
 def rendered(page: str) -> str:

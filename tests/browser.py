@@ -117,8 +117,10 @@ class Tab:
     def download_to(self, folder: Path) -> None:
         self._ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
-    def picture(self) -> bytes:
-        return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])
+    def picture(self, **clip: float) -> bytes:
+        """Of what is in sight, or of a part of the whole page: x, y, width and height."""
+        part = {"captureBeyondViewport": True, "clip": {"scale": 1, **clip}} if clip else {}
+        return base64.b64decode(self._ask("Page.captureScreenshot", format="png", **part)["data"])
 
     def pdf(self) -> bytes:
         return base64.b64decode(self._ask("Page.printToPDF", printBackground=True)["data"])

@@ -16,22 +16,27 @@ from bastion.errors import BastionError
 
 if TYPE_CHECKING:
     from bastion.measuring.compare import compare
+    from bastion.measuring.evaluate import attack, evaluate
     from bastion.measuring.runner import measure
     from bastion.models.load import load
+    from bastion.models.wrap import wrap
     from bastion.reporting.html import report
     from bastion.threat import Threat
     from bastion.training.trainer import train
 
-__all__ = ["BastionError", "Threat", "compare", "load", "measure", "report", "train"]
+__all__ = ["BastionError", "Threat", "attack", "compare", "evaluate", "load", "measure", "report", "train", "wrap"]
 
 # Imported on first use: `bastion --help` and reports need no torch.
 _HOMES = {
     "Threat": "bastion.threat",
+    "attack": "bastion.measuring.evaluate",
     "compare": "bastion.measuring.compare",
+    "evaluate": "bastion.measuring.evaluate",
     "load": "bastion.models.load",
     "measure": "bastion.measuring.runner",
     "report": "bastion.reporting.html",
     "train": "bastion.training.trainer",
+    "wrap": "bastion.models.wrap",
 }
 
 

@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-data_app = typer.Typer(help="Get and check data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="Get, check and augment data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 stdout = Console(highlight=False)
 
@@ -59,74 +59,110 @@ def train(
     )
 
 
+STOP, RUNNING = "How many examples", "How it runs"  # panels of the help
+
+
 @app.command()
 def measure(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, or zoo/NAME.")],
-    suite: Annotated[str, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file.")] = "demo",
+    model: Annotated[str, typer.Argument(help="A run, a model folder, zoo/NAME, or timm/NAME with its weights.")],
+    suite: Annotated[
+        str | None, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file. Default: demo.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead of a suite: an attack (see `bastion list attacks`), and checks; repeatable."),
+    ] = None,
+    norm: Annotated[str, typer.Option(help="With --attack: linf, l2 or l1.")] = "linf",
+    eps: Annotated[
+        list[str] | None, typer.Option(help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255.")
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
-            help="A data set; parameters as NAME:key=value,key=value, e.g. imagefolder:root=/data/imagenette."
+            help="A folder of class folders, or a data set; parameters as NAME:key=value,key=value, e.g. "
+            "imagefolder:root=/data/imagenette,size=160."
         ),
     ] = "cifar10-mini",
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="Only the first N examples.")] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the suite, e.g. eps=4/255; repeatable."),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes of one thread each. Default: one per GPU, or one per core.")
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    until: Annotated[
-        float | None,
-        typer.Option(help="Stop when the 95 % interval of every accuracy is no wider, e.g. 0.02; random order."),
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(metavar="MINUTES", help="Stop after so many minutes; random order.")
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts, for jobs that share one --run.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples that are measured and stored together.")] = 128,
-    acceleration: Annotated[
-        bool, typer.Option(help="Let attacks run a cheaper copy of the model; verdicts are always of the model itself.")
-    ] = True,
     run: Annotated[
         Path | None,
         typer.Option(
             "--run", "--dir", help="Where facts go (`--dir` under torchrun). Default: the model's own run, or runs/."
         ),
     ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N examples.", rich_help_panel=STOP)] = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop when the 95 % interval of every accuracy is no wider, e.g. 0.02; random order.",
+            rich_help_panel=STOP,
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="MINUTES", help="Stop after so many minutes; random order.", rich_help_panel=STOP),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N", help="Only the I-th of N parts, for jobs that share one --run.", rich_help_panel=STOP
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes of one thread each. Default: one per GPU, or one per core.", rich_help_panel=RUNNING
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Examples that are measured and stored together.", rich_help_panel=RUNNING)
+    ] = 128,
+    keep: Annotated[
+        str, typer.Option(help="Of how many examples pictures are kept, or `all`.", rich_help_panel=RUNNING)
+    ] = "16",
+    acceleration: Annotated[
+        bool,
+        typer.Option(
+            help="Let attacks run a cheaper copy of the model; verdicts are always of the model itself.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = True,
 ) -> None:
     """Measure a model with a suite of probes. Re-run the same command to resume."""
     from bastion.measuring.runner import measure as measure_model
     from bastion.measuring.runner import measure_shard
 
-    options: dict[str, Any] = {
-        "changes": change or (),
-        "split": split,
-        "limit": limit,
-        "workers": workers,
-        "budget": budget,
-        "seed": seed,
-        "batch_size": batch_size,
-        "acceleration": acceleration,
-        "folder": run,
-    }
-    if shard is not None:
-        if until is not None:
-            raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
-        own, others = measure_shard(model, parse_data(data), suite, shard=shard, **options)
-        said = f"{own} of its batches are open; " if own else ""
-        rest = f"{others} batches of all shards are open" if others else "all shards are done"
-        following = "run the same command without --shard when they are done" if others else "run it without --shard"
-        stdout.print(f"shard {shard}: {said}{rest}; {following} for the result", soft_wrap=True, markup=False)
+    wanted, changes = _wanted_suite(suite, attack or [], norm, eps or [], change or [])
+    how: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "acceleration": acceleration}
+    how |= {"changes": changes, "split": split, "seed": seed, "folder": run, "limit": limit, "budget": budget}
+    how["keep"] = int(keep) if keep.isdecimal() else keep
+    if shard is None:
+        facts = measure_model(model, data, wanted, until=until, **how)
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
+            stdout.print(f"next: bastion report {facts.run.folder}", soft_wrap=True, markup=False)
         return
-    facts = measure_model(model, parse_data(data), suite, until=until, **options)
-    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
-        stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
+    if until is not None:
+        raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
+    stdout.print(str(measure_shard(model, data, wanted, shard=shard, **how)), soft_wrap=True, markup=False)
+
+
+def _wanted_suite(
+    suite: str | None, attacks: list[str], norm: str, eps: list[str], changes: list[str]
+) -> tuple[Any, list[str]]:
+    """A suite, or what one of these attacks would say; and the changes to it."""
+    if not attacks:
+        return suite or "demo", [*changes, *([f"eps=[{','.join(eps)}]"] if eps else [])]
+    if suite is not None:
+        raise BastionError("measure: --attack makes a suite of its own; give it or --suite, not both")
+    from bastion.measuring.evaluate import attack_suite, radius
+
+    return attack_suite(attacks, norm, [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
 
 
 @app.command()
@@ -319,6 +355,29 @@ def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> N
         stdout.print(f"{part:<14} {digest}", soft_wrap=True, markup=False)
 
 
+@data_app.command("deepaugment")
+def data_deepaugment(
+    name: Annotated[str, typer.Argument(help="The data set; parameters as NAME:key=value,key=value.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for networks and images.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N training images.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each network.")] = 600,
+    edsr: Annotated[Path | None, typer.Option(help="Weights of the EDSR-like network, from another folder.")] = None,
+    cae: Annotated[Path | None, typer.Option(help="Weights of the CAE-like network, from another folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+) -> None:
+    """Distort the training images by two image-to-image networks (DeepAugment). Re-run the same command to resume."""
+    from bastion.data import datasets
+    from bastion.data.given import named_data
+    from bastion.deepaugment.generate import deepaugment
+
+    weights = {kind: path for kind, path in (("edsr", edsr), ("cae", cae)) if path}
+    data = datasets.build(named_data(name))
+    done = deepaugment(data, output, weights=weights, limit=limit, steps=steps, seed=seed)
+    lines = [*map(str, done), "in a recipe:", "extra:"]
+    lines += [f"  - data: {{name: npz, path: {each.path}, classes: {len(data.classes)}}}" for each in done]
+    stdout.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two runs and the report.")] = Path(
@@ -334,20 +393,6 @@ def demo(
 def warnings_in_yellow(tables: str) -> Text:
     lines = [Text(line, style="yellow" if line.startswith("warning: ") else "") for line in tables.splitlines()]
     return Text("\n").join(lines)
-
-
-def parse_data(text: str) -> dict[str, Any]:
-    """`imagefolder:root=/data,size=160` as a spec."""
-    from bastion.recipe_yaml import read_value
-
-    name, _, rest = text.partition(":")
-    spec: dict[str, Any] = {"name": name}
-    for pair in filter(None, rest.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise BastionError(f"--data {text}: expected NAME:key=value,key=value, got '{pair}'")
-        spec[key] = read_value(value, f"--data {text}")
-    return spec
 
 
 def main() -> None:

@@ -33,7 +33,6 @@ from bastion.models import Classifier, checkpoint, complexity, models
 from bastion.models.load import best_device
 from bastion.progress import bar
 from bastion.recipe import Recipe, Spec
-from bastion.registry import Registry
 from bastion.run import Run
 from bastion.training.build import build_model, build_objective, set_up_objective, validation_threat
 from bastion.training.distributed import Processes
@@ -97,19 +96,17 @@ class RunPlan:
 
 
 def plan_run(recipe: Recipe) -> RunPlan:
-    """Neither data nor model need be here."""
-    notes = _check(recipe)
+    """The data need not be here."""
+    _check(recipe)
     data, lacking = _data(recipe.data, "data")
-    if lacking:
-        notes.setdefault("data", lacking)
+    notes = {"data": lacking} if lacking else {}
     extra = []
     for number, each in enumerate(recipe.extra):
         found, why = _data(each.data, f"extra.{number}.data")
         extra += [(found.train, each.share)] if found else []
         if why:
             notes[f"extra.{number}"] = why if found else f"{why}; without these extra images"
-    model = build_model(recipe, data) if data and "model" not in notes else None
-    there = "objective" not in notes
+    model = build_model(recipe, data) if data else None
     images = validated = 0
     if data:
         epochs, settings = recipe.schedule.epochs, recipe.validate_
@@ -122,30 +119,18 @@ def plan_run(recipe: Recipe) -> RunPlan:
         outlined=bool(lacking),
         model=model,
         macs=complexity.macs(model) if model else 0,
-        training=training_passes(recipe, data) if there else Passes(),
-        validation=validation_passes(recipe, data) if there else Passes(),
+        training=training_passes(recipe, data),
+        validation=validation_passes(recipe, data),
         images=images,
         validated=validated,
         notes=list(notes.values()),
     )
 
 
-def _check(recipe: Recipe) -> dict[str, str]:
-    """What is announced but not there, by its place in the recipe. All else is checked."""
-    named: dict[str, tuple[Registry[Any], Spec]] = {
-        "data": (datasets, recipe.data),
-        "model": (models, recipe.model),
-        "objective": (objectives, recipe.objective),
-    }
-    waiting = {}
-    for path, (registry, spec) in named.items():
-        if registry.awaits(spec.name):
-            waiting[path] = f"{path}: the {registry.kind} '{spec.name}' is not available yet"
-        else:
-            registry.check(spec.plain(), path)
-    if not waiting:
-        build_objective(recipe)
-    return waiting
+def _check(recipe: Recipe) -> None:
+    datasets.check(recipe.data.plain(), "data")
+    models.check(recipe.model.plain(), "model")
+    build_objective(recipe)
 
 
 def _data(spec: Spec, path: str) -> tuple[DataSet | None, str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -13,11 +17,14 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 console = Console(stderr=True, highlight=False)
 
@@ -25,34 +32,57 @@ console = Console(stderr=True, highlight=False)
 Advance = Callable[..., None]
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """Counts down what it was told last; without it, by the pace of the last units."""
+
+    def render(self, task: Task) -> Text:
+        if (ends := task.fields["ends"]) is None:
+            return super().render(task)
+        seconds = max(0.0, ends - time.monotonic())
+        text = str(timedelta(seconds=round(seconds))) if math.isfinite(seconds) else "-:--:--"
+        return Text(text, style="progress.remaining")
+
+
 def _columns(unit: str, known: bool) -> list[ProgressColumn]:
     head: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     if not known:
         return [*head, TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False)]
-    amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
+    amounts: dict[str, list[ProgressColumn]] = {
+        "bytes": [DownloadColumn(), TransferSpeedColumn()],
+        "items": [MofNCompleteColumn()],
+        "share": [TaskProgressColumn()],
+    }
     return [
         *head,
         BarColumn(),
-        *amount,
+        *amounts[unit],
         TextColumn("{task.fields[note]}", markup=False),
         TextColumn("ETA"),
-        TimeRemainingColumn(),
+        _TimeLeft(),
     ]
 
 
 @contextmanager
 def bar(
-    description: str, total: int | None, done: int = 0, unit: str = "items", *, silent: bool = False
+    description: str, total: float | None, done: float = 0, unit: str = "items", *, silent: bool = False
 ) -> Iterator[Advance]:
-    """`with bar("measuring", 200) as advance: advance(10)`. `total=None` shows the time that has passed."""
+    """`with bar("measuring", 200) as advance: advance(10)`. `total=None` shows the time that has passed.
+
+    `unit`: items or bytes; share, if whoever does the work knows better than a count how much of it is done, from 0 to
+    1, and how many seconds are left, perhaps inf: `advance(done=0.2, left=60)`.
+    """
     hidden = silent or not console.is_terminal
     progress = Progress(*_columns(unit, total is not None), console=console, transient=True, disable=hidden)
     with progress:
-        task = progress.add_task(description, total=total, completed=done, note="")
+        task = progress.add_task(description, total=total, note="", ends=None)
+        progress.update(task, completed=done)
 
-        def advance(count: int = 1, note: str | None = None) -> None:
-            progress.advance(task, count)
-            if note is not None:
-                progress.update(task, note=note)
+        def advance(
+            count: int = 1, note: str | None = None, done: float | None = None, left: float | None = None
+        ) -> None:
+            told: dict[str, Any] = {} if note is None else {"note": note}
+            told |= {} if left is None else {"ends": time.monotonic() + left}
+            told |= {"advance": count} if done is None else {"completed": done}
+            progress.update(task, **told)
 
         yield advance

@@ -31,6 +31,12 @@ def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
+def _parts(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[1] > 1:
+        raise ValueError("must be parts of a patch, at most 1")
+    return pair
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
@@ -52,8 +58,8 @@ class Spec(BaseModel):
         return {"name": value} if isinstance(value, str) else value
 
     def plain(self) -> dict[str, Any]:
-        """As the registries take it."""
-        return self.model_dump()
+        """As the registries take it; what is a plug-in already stays one."""
+        return {"name": self.name, **(self.model_extra or {})}
 
 
 def plugin(kind: str) -> Any:
@@ -69,6 +75,18 @@ class Stats(Section):
     std: tuple[float, ...]
 
 
+class Patchwise(Section):
+    """Patches of some images change by themselves (RVT, Mao et al. 2022); `crop`, `noise` and `hflip` are shares."""
+
+    size: int | None = Field(None, ge=2)  # pixels; None: 16, or less so that there are at least 7 a side
+    prob: Share = 0.5  # of an image to be changed: half of a step is of images that are not
+    crop: Share = 0.1  # of patches: a square of `scale` of its area is blown up to the patch
+    scale: Annotated[Range, AfterValidator(_parts)] = (0.85, 1.0)
+    noise: Share = 0.1
+    sigma: float = Field(0.01, ge=0)  # of Gaussian noise, in pixels from 0 to 1
+    hflip: Share = 0.1
+
+
 class Augment(Section):
     """How a training image is changed. timm and torchvision do it; the names are theirs."""
 
@@ -80,6 +98,7 @@ class Augment(Section):
     color_jitter: float = Field(0.0, ge=0)
     auto_augment: str | None = None  # cifar10, or a timm policy such as rand-m9-mstd0.5-inc1; no color_jitter beside it
     erasing: Share = 0.0
+    patchwise: Patchwise | None = None
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
     mix_prob: Share = 1.0

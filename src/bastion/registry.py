@@ -24,7 +24,6 @@ import pkgutil
 import sys
 import types
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -46,7 +45,6 @@ class Registry(Generic[T]):
         self.package = package
         self._factories: dict[str, Callable[..., T]] = {}
         self._finish = finish or _as_made
-        self._announced: tuple[str, ...] = ()
         self._discovered = False
         self._product = product
         # A setting of this type may be given as a spec, which is then built.
@@ -68,16 +66,6 @@ class Registry(Generic[T]):
 
         return add
 
-    def announce(self, *patterns: str) -> None:
-        """Names that recipes may use although nothing makes them yet."""
-        self._announced += patterns
-
-    def awaits(self, name: str) -> bool:
-        """Is it announced, but not there?"""
-        self._discover()
-        made = name in self._factories or f"{name.partition('/')[0]}/*" in self._factories
-        return not made and any(fnmatch(name, pattern) for pattern in self._announced)
-
     def names(self) -> list[str]:
         self._discover()
         return sorted(self._factories)
@@ -90,9 +78,16 @@ class Registry(Generic[T]):
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
         message = f"unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}"
-        if self.awaits(name):
-            message = f"the {self.kind} '{name}' is not available yet"
         raise SettingsError(path, ["name"], message) if path else BastionError(message)
+
+    def by_class_name(self, name: str) -> Any:
+        """The class of a plug-in, for `__getattr__` of a package: `from bastion.attacks import PGD`."""
+        if not name.startswith("_"):
+            self._discover()
+            for factory in self._factories.values():
+                if inspect.isclass(factory) and factory.__name__ == name:
+                    return factory
+        raise AttributeError(f"module '{self.package}' has no attribute '{name}'")
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""

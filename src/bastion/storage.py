@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,7 +50,8 @@ def remove_leftovers(folder: Path) -> None:
     for path in folder.rglob(".*.tmp"):
         writer = _TEMPORARY.fullmatch(path.name)
         if writer and not _is_alive(int(writer[1])):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # in a folder that can only be read
+                path.unlink()
 
 
 def _is_alive(pid: int) -> bool:
@@ -68,6 +70,16 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which no file can be made, before the work is done that should go there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise disk_error(folder, error) from error
 
 
 def disk_error(path: Path, error: OSError) -> BastionError:
@@ -184,7 +196,9 @@ def check_safetensors(path: Path) -> None:
             f"{path}: a pickle, which can run code when it is loaded; bastion loads weights from safetensors only: "
             "convert it with `torch.load(path, weights_only=True)` and `safetensors.torch.save_file`"
         )
-    raise BastionError(f"{path}: not a safetensors file, or cut off after {len(head)} bytes; get it again")
+    raise BastionError(
+        f"{path}: not a safetensors file, or cut off after {len(head)} bytes; remove it, and get or make it again"
+    )
 
 
 def sha256(*parts: bytes | memoryview | np.ndarray[Any, Any]) -> str:

@@ -33,6 +33,7 @@ Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the
 CORRECT = "correct"  # the column of facts that accuracies are made of
 SHARE_RIGHT = "share_right"  # of a probe that asks several times: the share of right answers, whose mean is one too
 AGGREGATES = ("worst", "mean", "errors", "sum")
+WEIGHTED = ("errors", "sum")
 LABELLED = ("probes", "studies", "aggregates", "curves")  # what has labels, and may be left out by them
 
 
@@ -163,14 +164,21 @@ class Suite(Section):
         return [case for kind, label in self._members() for case in self._variants(kind, label)]
 
     def members(self, aggregate: str) -> dict[str, float]:
-        """The labels of the cases that an aggregate is made of, with their weights."""
-        names = self.aggregates[aggregate].weights
+        """The labels of the cases that an aggregate is made of, with their weights. Each case counts once."""
+        names, weighted = self.aggregates[aggregate].weights, self.aggregates[aggregate].kind in WEIGHTED
         probes = [case for case in self.cases() if case.kind == "probes"]
-        found = {case.label: names[name] for name in names for case in probes if _names(name, case)}
+        named_by: dict[str, str] = {}
         for name in names:
-            if not any(_names(name, case) for case in probes):
+            named = [case.label for case in probes if _names(name, case)]
+            if not named:
                 raise ValueError(f"aggregates.{aggregate}: no probe '{name}' in this suite")
-        return found
+            if weighted and (twice := [label for label in named if label in named_by]):
+                raise ValueError(
+                    f"aggregates.{aggregate}: '{named_by[twice[0]]}' and '{name}' both name '{twice[0]}', which has "
+                    "one weight; leave it to one of them"
+                )
+            named_by |= dict.fromkeys(named, name)
+        return {label: names[name] for label, name in named_by.items()}
 
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True)

@@ -252,6 +252,11 @@ class Probe:
     def describe(self) -> Description:
         return Description()
 
+    @property
+    def batches(self) -> int:
+        """So many usual batches are given to it at once: more than one, if most examples cost it little."""
+        return 1
+
 
 class Study:
     """Looks at a whole model. Subclasses are frozen dataclasses of their settings.

@@ -33,7 +33,8 @@ ROOTS = {
     "attention",
     "patches",
     "corruptions",
-    "spectra",
+    "jacobians",
+    "memory",
 }
 # room -> the rooms it may import besides ROOTS and itself
 ARROWS: dict[str, set[str]] = {
@@ -41,6 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "run": set(),
     "models": set(),
     "data": set(),
+    "deepaugment": set(),
     "acceleration": set(),
     "attacks": {"acceleration"},
     "training": {"acceleration", "attacks", "models", "data", "run"},
@@ -52,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "schema": {"attacks", "models", "data", "training", "probes", "studies"},
     "show": {"models", "attacks", "data", "training", "probes", "studies", "costs"},
     "demo": {"training", "measuring", "reporting"},
-    "cli": {"models", "training", "measuring", "reporting", "data", "show", "demo", "schema"},
+    "cli": {"models", "training", "measuring", "reporting", "data", "deepaugment", "show", "demo", "schema"},
     "__init__": {"training", "measuring", "reporting", "models"},
     "__main__": {"cli"},
 }

@@ -21,13 +21,11 @@ from bastion.measuring.worker import build_case
 from bastion.models import complexity, models
 from bastion.models.load import zoo_names
 from bastion.papers import read_paper
-from bastion.recipe import Recipe, Spec
 from bastion.recipe import load_recipe as _load_recipe
 from bastion.recipe_files import PAPERS, SHIPPED, headlines, shipped
 from bastion.recipe_yaml import read
 from bastion.suite import load_suite
 from bastion.training.build import build_model, build_objective
-from bastion.training.objectives import objectives
 from bastion.types import DataSet
 
 ROOT = Path(__file__).parents[2]
@@ -64,27 +62,17 @@ PARAMETERS = {
 load_recipe = cache(_load_recipe)
 
 
-def _with_what_there_is(recipe: Recipe) -> Recipe:
-    """Another plug-in in the place of one that is only announced."""
-    stand_ins = {}
-    if models.awaits(recipe.model.name):
-        stand_ins["model"] = Spec(name="vit/micro")
-    if objectives.awaits(recipe.objective.name):
-        stand_ins["objective"] = Spec(name="standard")
-    return recipe.model_copy(update=stand_ins)
-
-
 @cache
 def _data(name: str) -> DataSet:
     """Without its files, unless it ships with bastion."""
     return outline({"name": name}) if name in SIZES else datasets.build(name)
 
 
-def test_recipes_name_only_what_exists_or_is_announced() -> None:
+def test_recipes_name_only_what_exists() -> None:
     wrong = {}
     for name in NAMES:
         try:
-            build_objective(_with_what_there_is(load_recipe(name)))
+            build_objective(load_recipe(name))
         except BastionError as error:
             wrong[name] = str(error)
     assert wrong == {}
@@ -119,7 +107,7 @@ def test_blocks_fit_into_a_recipe(tmp_path: Path) -> None:
         (tmp_path / "with.yaml").write_text(
             f"extends: [tiny/demo-robust, {name}]\nvalidate: {{threat: {{norm: linf, eps: 8/255}}}}"
         )
-        build_objective(_with_what_there_is(_load_recipe(tmp_path / "with.yaml")))
+        build_objective(_load_recipe(tmp_path / "with.yaml"))
         assert (SHIPPED / f"{name}.yaml").read_text().startswith("about: ")
 
 
@@ -166,8 +154,8 @@ def test_the_cool_down_is_run_where_the_papers_code_runs_it() -> None:
 
 def test_the_cost_is_what_objectives_really_do() -> None:
     """A pass of the tables is a forward and a backward one."""
-    there = [each for each in map(load_recipe, NAMES) if not objectives.awaits(each.objective.name)]
-    for recipe in {(str(each.objective), each.optimizer.perturb): each for each in there}.values():
+    recipes = map(load_recipe, NAMES)
+    for recipe in {(str(each.objective), each.optimizer.perturb): each for each in recipes}.values():
         assert TABLES["passes"](recipe) == round(recipe.schedule.epochs * training_passes(recipe).backward)
 
 
@@ -199,8 +187,8 @@ def test_images_can_be_augmented_and_batched_as_the_recipes_say() -> None:
 @pytest.mark.slow  # over a hundred models
 def test_models_take_the_images_of_the_data() -> None:
     """On torch's meta device: shapes are computed, numbers are not."""
-    there = [each for each in map(load_recipe, NAMES) if not models.awaits(each.model.name)]
-    for recipe in {(str(each.model), each.data.name, each.resize): each for each in there}.values():
+    recipes = map(load_recipe, NAMES)
+    for recipe in {(str(each.model), each.data.name, each.resize): each for each in recipes}.values():
         data = _data(recipe.data.name)
         with torch.device("meta"):
             build_model(recipe, data)

@@ -47,8 +47,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "square": {"queries": 100},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},
 }
-ATTENDING = {"patch-fool", "pna", "self-ensemble", "attention-stability"}  # that refuse models without attention
-LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}  # probes that refuse models without blocks
+ATTENDING = {
+    "patch-fool",
+    "pna",
+    "self-ensemble",
+    "attention-stability",
+    "rspc",
+}  # that refuse models without attention
+LOOKING_INSIDE = {"jacobian", "jacobian-norms", "perturbation-growth"}
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2}
 # Thousands of passes, by members that are tested here one by one.
 ATTACKS = [pytest.param(name, marks=pytest.mark.slow) if name == "autoattack" else name for name in attacks.names()]
@@ -69,7 +75,7 @@ def _attack(name: str) -> Attack:
 
 @pytest.fixture
 def victim(name: str, tiny_model: Classifier) -> Classifier:
-    """A model that the attack or the probe takes."""
+    """A model that the attack, objective or probe takes."""
     return _vit() if name in ATTENDING | LOOKING_INSIDE else tiny_model
 
 
@@ -146,26 +152,24 @@ def _objective(name: str, model: Classifier, data: DataSet) -> Objective:
 
 @pytest.mark.parametrize("name", objectives.names())
 class TestObjectives:
-    def test_its_loss_trains_the_model(
-        self, name: str, tiny_model: Classifier, tiny_data: DataSet, batch: Batch
-    ) -> None:
-        objective = _objective(name, tiny_model, tiny_data)
-        tiny_model.train()
-        prepared = objective.prepare(tiny_model, batch, progress=1.0, seed=0)
-        losses = objective.loss(tiny_model, prepared)
+    def test_its_loss_trains_the_model(self, name: str, victim: Classifier, tiny_data: DataSet, batch: Batch) -> None:
+        objective = _objective(name, victim, tiny_data)
+        victim.train()
+        prepared = objective.prepare(victim, batch, progress=1.0, seed=0)
+        losses = objective.loss(victim, prepared)
         losses.total.backward()
         assert losses.total.ndim == 0
         assert losses.logits.shape == (12, 3)
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in tiny_model.parameters())
-        assert tiny_model.training
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in victim.parameters())
+        assert victim.training
 
     def test_preparing_leaves_no_gradient_and_is_a_function_of_the_seed(
-        self, name: str, tiny_model: Classifier, tiny_data: DataSet, batch: Batch
+        self, name: str, victim: Classifier, tiny_data: DataSet, batch: Batch
     ) -> None:
-        objective = _objective(name, tiny_model, tiny_data)
-        first = objective.prepare(tiny_model, batch, progress=1.0, seed=1)
-        assert all(p.grad is None for p in tiny_model.parameters())
-        assert torch.equal(objective.prepare(tiny_model, batch, progress=1.0, seed=1).x, first.x)
+        objective = _objective(name, victim, tiny_data)
+        first = objective.prepare(victim, batch, progress=1.0, seed=1)
+        assert all(p.grad is None for p in victim.parameters())
+        assert torch.equal(objective.prepare(victim, batch, progress=1.0, seed=1).x, first.x)
         assert not first.x.requires_grad
 
 

@@ -154,7 +154,13 @@ def test_worst_cases_are_declared_over_exactly_the_attacks() -> None:
     for name in ("tang2022", "tang2022-imagenette"):  # Eq. 2
         assert list(load_suite(name).members("worst-case")) == ["pgd-20-linf", "autoattack", "pgd-20-l2", "pgd-20-l1"]
     assert list(load_suite("multinorm").members("worst case")) == ["linf", "l2", "l1"]
-    assert load_suite("full").aggregates == load_suite("multinorm").aggregates
+
+
+def test_the_full_suite_has_attacks_in_three_norms_distances_and_every_corruption() -> None:
+    full, parts = load_suite("full"), [load_suite(name) for name in ("multinorm", "corruptions")]
+    assert full.aggregates == parts[0].aggregates | parts[1].aggregates
+    assert full.probes.keys() == {*parts[0].probes, *parts[1].probes, "sanity", *full.curves}
+    assert len(full.members("mean corruption accuracy")) == 15 * 5
 
 
 @pytest.mark.parametrize("name", shipped("suite"))

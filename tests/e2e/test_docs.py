@@ -32,6 +32,7 @@ PAGES = [
     "docs/intervals.md",
     "docs/measuring.md",
     "docs/corruptions.md",
+    "docs/interpretability.md",
     "docs/occlusion.md",
     "docs/weights-and-loss.md",
     "docs/generalization.md",

@@ -34,6 +34,7 @@ SUITE = {
         "noisy": {"name": "accuracy", "role": "corruption"},
         "occlusion": {"name": "occlusion", "masks": 3, "size": 4},
         "patches": {"name": "patch-confidence", "size": 4},
+        "delta": {"name": "perturbation", "attack": PGD},
     },
     "studies": {"size": "complexity"},
 }
@@ -102,7 +103,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     facts = tab.run(FACTS)
     assert facts["overflow"] == 0
     assert facts["sections"] == SECTIONS
-    assert facts["images"] == 2 * 24 + 2 * 8 + 3 * 4  # of two attacks at the larger radius; analysis
+    assert facts["images"] == 2 * 24 + 2 * 8 + 3 * 4 + 24  # attacks, occlusion, patches, perturbations
     assert facts["unseen"] == 0
     assert facts["crisp"]
 
@@ -113,7 +114,7 @@ def test_the_report_shows_well(tab: Tab, page: Path, width: int, scheme: str) ->
     assert pixels[2, 2].tolist() == pixels[2, width - 3].tolist() == background
 
     accuracy, *panels = facts["charts"]
-    assert len(panels) == 2 + 1 + 2 + 3  # security curves, distances, analysis, training
+    assert len(panels) == 2 + 1 + 3 + 3  # security curves, distances, analysis, training
     for box in (accuracy, *panels):
         assert 0 <= box[0] < box[2] <= width
     assert holds(pixels, accuracy, run)

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
 from bastion import cli
+from bastion.measuring.facts import read_measurements
+from bastion.run import open_run
 
 
 class Result(NamedTuple):
@@ -78,6 +81,7 @@ def test_show_resolves_a_recipe_and_counts_a_model(bastion: Bastion) -> None:
     assert "1,205,642" in bastion("show", "vit/micro").stdout
 
 
+TWO = "imagefolder:root=two,size=64,test_only=true"  # a folder of two classes
 BAD_INPUT = {
     "train tiny/demo-robus": "no recipe 'tiny/demo-robus': neither shipped with bastion nor a .yaml file; "
     "did you mean 'tiny/demo-robust'?",
@@ -87,7 +91,16 @@ BAD_INPUT = {
     "train tiny/demo-robust --set objective.threat.norm=linv --run r": "objective.threat.norm: unknown norm",
     "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "objective.threat.eps: input should be greater",
     "measure nowhere": "no model 'nowhere': not a run, not a folder with card.json, not zoo/NAME",
-    "measure m --data imagefolder:root": "--data imagefolder:root: expected NAME:key=value",
+    "measure zoo/cifar10-linf-vit --data imagefolder:root": "data 'imagefolder:root': expected NAME:key=value",
+    "measure zoo/cifar10-linf-vit --suite demoo": "no suite 'demoo': neither shipped with bastion nor a .yaml",
+    f"measure zoo/cifar10-linf-vit --data {TWO}": "measure: the model has 10 classes, imagefolder has 2; say which of "
+    "the model's they are (`class_map`)",
+    f"measure zoo/cifar10-linf-vit --data {TWO},class_map=cifar": "data: class_map: no file cifar, and no map of this",
+    f"measure zoo/cifar10-linf-vit --data {TWO},class_map=map.txt": "measure on imagefolder: the network was made for "
+    "images of 32×32 and does not take 64×64",
+    "measure zoo/cifar10-linf-vit --attack pgdd": "probes.pgdd.attack.name: unknown attack 'pgdd'; did you mean 'pgd'",
+    "measure zoo/cifar10-linf-vit --attack pgd --norm l3": "probes.pgd.threat.norm: unknown norm 'l3'",
+    "measure zoo/cifar10-linf-vit --keep some": "keep: must be a whole number",
     "compare nowhere zoo/cifar10-linf-vit": "no model 'nowhere': not a run",
     "compare zoo/cifar10-linf-vit zoo/cifar10-linf-resnet": "zoo/cifar10-linf-vit: not measured yet",
     "report nowhere": "nowhere: not a run directory (no provenance.json)",
@@ -100,7 +113,11 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("command", BAD_INPUT)
-def test_bad_input_gives_one_clear_line(bastion: Bastion, command: str) -> None:
+def test_bad_input_gives_one_clear_line(bastion: Bastion, tmp_path: Path, command: str) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(tmp_path / "two" / name / "0.png")
+    (tmp_path / "map.txt").write_text("cat 3\ndog 5\n")
     result = bastion(*command.split())
     assert result.code == 1
     assert result.stdout == ""
@@ -117,3 +134,43 @@ def test_data_verify_prints_the_hashes(bastion: Bastion) -> None:
     result = bastion("data", "verify", "cifar10-mini")
     parts = [line.split()[0] for line in result.stdout.splitlines()]
     assert parts == ["train_images", "train_labels", "test_images", "test_labels"]
+
+
+def test_data_deepaugment_says_what_it_made_and_how_to_use_it(
+    bastion: Bastion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bastion.deepaugment import fit, generate
+    from bastion.recipe import load_recipe
+
+    monkeypatch.setattr(generate, "WORST", 0.0)  # two steps teach nothing
+    monkeypatch.setattr(fit, "LOOKED_AT", 16)
+    words = ("data", "deepaugment", "cifar10-mini", "-o", "made", "--limit", "40", "--steps", "2")
+    result = bastion(*words)
+    assert result.code == 0, result.stderr
+    *described, where, yaml, first, second = result.stdout.splitlines()
+    assert [line.partition(";")[0] for line in described] == ["made/edsr.npz: 40 images", "made/cae.npz: 40 images"]
+    (tmp_path / "mine.yaml").write_text("\n".join(["extends: tiny/demo-standard", yaml, first, second]))
+    assert where == "in a recipe:" and len(load_recipe(tmp_path / "mine.yaml").extra) == 2
+    other = bastion(*words, "--seed", "1")
+    assert (other.code, len(other.stderr.splitlines())) == (1, 1)
+    assert "made was made otherwise (seed: 0 -> 1); give another folder" in other.stderr
+    assert bastion(*words[:-1], "0").code == 2
+    assert "unknown data set 'cifar-10'; did you mean 'cifar10'" in bastion(*words[:2], "cifar-10", *words[3:]).stderr
+
+
+def test_the_default_number_of_steps_is_that_of_the_networks(bastion: Bastion) -> None:
+    from bastion.deepaugment import fit
+
+    assert f"[default: {fit.STEPS}]" in bastion("data", "deepaugment", "--help").stdout
+
+
+def test_attacks_are_named_on_the_command_line_and_eps_may_be_several(bastion: Bastion, tmp_path: Path) -> None:
+    asked = ["measure", "zoo/cifar10-linf-vit", "--limit", "4", "--workers", "1", "--run", str(tmp_path / "run")]
+    result = bastion(*asked, "--attack", "fgsm", "--norm", "l2", "--eps", "0.1", "--eps", "1/2", "--keep", "all")
+    assert result.code == 0
+    assert "fgsm eps=0.1     ℓ2 ≤ 0.1" in result.stdout and "fgsm eps=0.5     ℓ2 ≤ 0.5" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"next: bastion report {tmp_path / 'run'}"
+    (facts,) = read_measurements(open_run(tmp_path / "run"))
+    assert facts.adversarial("fgsm eps=0.5").shape == (4, 3, 32, 32)
+    refused = bastion(*asked, "--attack", "pgd", "--suite", "demo")
+    assert refused.code == 1 and "--attack makes a suite of its own" in refused.stderr

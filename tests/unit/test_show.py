@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from bastion import costs
-from bastion.data import datasets
 from bastion.errors import BastionError
-from bastion.models import models
 from bastion.recipe import load_recipe
 from bastion.show import describe
-from bastion.training.objectives import objectives
 
 IMAGENET = """
 about: One attack step on ImageNet.
@@ -81,36 +78,6 @@ def test_this_machine_is_timed_if_one_asks_for_it(recipe: str, monkeypatch: pyte
         BastionError, match="show --time: training cannot be tried here; data: data set 'imagenet' is not in"
     ):
         describe(recipe, timed=True)
-
-
-def test_a_model_that_is_announced_only_is_said_not_to_be_there(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_announced", ("later/*",))
-    text = describe(recipe, ("model=later/l12",))
-    assert "name: later/l12" in text
-    assert "not here     model: the model 'later/l12' is not available yet" in text
-    assert rows(text)["passes"].startswith("2 forward")
-    assert rows(text)["training"].endswith("in 110 epochs")
-    assert "parameters" not in rows(text)
-    assert "total" not in rows(text)
-    with pytest.raises(BastionError, match="objective.attack.stepps: unknown key; did you mean 'steps'"):
-        describe(recipe, ("model=later/l12", "objective.attack={name: pgd, stepps: 2}"))
-    with pytest.raises(BastionError, match="data.sise: unknown key; did you mean 'size'"):
-        describe(recipe, ("model=later/l12", "data={name: imagenet, sise: 2}"))
-    with pytest.raises(BastionError, match="model.name: unknown model 'latter/l12'"):
-        describe(recipe, ("model=latter/l12",))
-
-
-def test_data_and_objective_may_be_announced_too(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "_announced", ("imagenet-21k",))
-    monkeypatch.setattr(objectives, "_announced", ("rspc-2",))
-    text = describe(recipe, ("data=imagenet-21k",))
-    assert "not here     data: the data set 'imagenet-21k' is not available yet" in text
-    assert "passes" in rows(text)
-    assert "training" not in rows(text)
-    text = describe(recipe, ("objective={name: rspc-2, rho: 0.1}",))
-    assert "not here     objective: the objective 'rspc-2' is not available yet" in text
-    assert rows(text)["parameters"] == "5,717,416"
-    assert "passes" not in rows(text)
 
 
 def test_unknown_data_leave_only_the_passes(recipe: str) -> None:

@@ -57,6 +57,16 @@ def test_aggregates_name_probes_variants_or_patterns() -> None:
     assert suite.members("score") == {"clean size=32": 0.5, "clean size=64": 0.5, "pgd eps=2/255 size=32": 2.0}
 
 
+def test_a_case_that_two_patterns_name_counts_once_and_may_not_have_two_weights() -> None:
+    labels = {"mean": ["pgd", "pgd eps=8/255*"]}
+    assert len(load_suite({**CURVE, "aggregates": {"twice": labels}}).members("twice")) == 4
+    for kind in ("errors", "sum"):
+        with pytest.raises(
+            BastionError, match=r"aggregates.twice: 'pgd' and 'pgd eps=8/255\*' both name 'pgd eps=8/255"
+        ):
+            load_suite({**CURVE, "aggregates": {"twice": {kind: {"pgd": 1, "pgd eps=8/255*": 2}}}})
+
+
 @pytest.mark.parametrize("changes", [{"eps": 4 / 255}, ["eps=4/255"], "eps=4/255"])
 def test_a_change_may_name_an_axis(changes: Any) -> None:
     suite = load_suite("autoattack-linf", changes)

@@ -1,5 +1,7 @@
 """Attacks by name. An attack proposes images of a threat's set; `judge` decides what is adversarial."""
 
+from typing import Any
+
 from bastion.registry import Registry
 from bastion.threat import Threat
 from bastion.types import Attack
@@ -7,3 +9,8 @@ from bastion.types import Attack
 attacks: Registry[Attack] = Registry("attack", __name__, Attack)  # type: ignore[type-abstract]
 
 __all__ = ["Attack", "Threat", "attacks"]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of plug-ins, imported when they are asked for."""
+    return attacks.by_class_name(name)

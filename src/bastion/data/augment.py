@@ -23,6 +23,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from bastion import rng
+from bastion.data.patchwise import PatchTransform, patch_size
 from bastion.errors import BastionError
 from bastion.recipe import Augment
 from bastion.types import Batch, DataSet
@@ -55,6 +56,10 @@ class TrainingTransform:
     def shift(self, epoch: int) -> Shift | None:
         """If it is all that is done to pictures that have the right size already."""
         return self.chain(epoch).shift
+
+    def patchwise(self, epoch: int) -> PatchTransform | None:
+        """What is done to a batch after all else."""
+        return self.chain(epoch).patchwise
 
     def chain(self, epoch: int) -> _Chain:
         part = strength(self.augment, epoch)
@@ -119,6 +124,10 @@ class _Chain:
         if augment.auto_augment and augment.progressive and strength:
             _weaken(steps, strength, augment.auto_augment)
         self.steps = steps
+        self.patchwise: PatchTransform | None = None
+        if augment.patchwise:
+            size = patch_size(augment.patchwise.size, height, width)
+            self.patchwise = PatchTransform(augment.patchwise, size, strength)
         self.erase = _Erase(strength * augment.erasing, data) if strength * augment.erasing > 0 else None
 
     def __call__(self, image: Image) -> Tensor:

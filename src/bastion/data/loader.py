@@ -63,12 +63,14 @@ class _Augmented(Dataset[Batch]):
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         positions = torch.tensor([key.position for key in keys])
         index = self.pool.index[positions]
-        shift = self.transform.shift(keys[0].epoch)
+        draw = torch.tensor([(key.turn << 16) + key.copy for key in keys])
+        shift, patchwise = self.transform.shift(keys[0].epoch), self.transform.patchwise(keys[0].epoch)
         if shift and (stored := self.pool.pixels(positions)) is not None:
-            draw = torch.tensor([(key.turn << 16) + key.copy for key in keys])
             x = shift(stored, index, seed=rng.key("augment", self.seed), draw=draw).float() / 255
         else:
             x = self.one_by_one(keys, index)
+        if patchwise:
+            x = patchwise(x, index, seed=rng.key("patchwise", self.seed), draw=draw)
         return Batch(index, x, self.pool.labels[positions])
 
     def one_by_one(self, keys: Sequence[Key], index: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ import numpy as np
 from bastion.errors import BastionError, did_you_mean
 from bastion.measuring.convert import convert
 from bastion.measuring.facts import Facts, MeasuredCase, read_measurements
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.paired import mcnemar, paired_difference
+from bastion.measuring.sampling import estimate_stopped
 from bastion.measuring.store import Column
 from bastion.recipe import differences
 from bastion.run import Run
@@ -34,7 +35,7 @@ class Row(NamedTuple):
     difference: Estimate  # the model less the reference
     gained: int  # examples that only the model gets right; higher, if the numbers of an example are not yes or no
     lost: int  # that only the reference does
-    p: float | None  # of McNemar's exact test; None for a mean of several probes
+    p: float | None  # of McNemar's exact test; None for a mean of several probes, and where measuring stopped early
 
 
 class Changed(NamedTuple):
@@ -176,8 +177,21 @@ def _pair(model: str, label: str, first: Facts, other: Facts) -> tuple[Row, Chan
     a, b = _column(first, label)[ours], _column(other, label)[theirs]
     changes = Changed(index[b > a], index[b < a])
     gained, lost = len(changes.gained), len(changes.lost)
-    p = mcnemar(gained, lost) if a.dtype == bool else None
-    return Row(model, label, len(a), estimate(a), estimate(b), paired_difference(a, b), gained, lost, p), changes
+    population = _stopped_within(first, other, len(a))
+    p = mcnemar(gained, lost) if a.dtype == bool and population is None else None
+    accuracies = estimate_stopped(a, population), estimate_stopped(b, population)
+    return Row(model, label, len(a), *accuracies, paired_difference(a, b, population), gained, lost, p), changes
+
+
+def _stopped_within(first: Facts, other: Facts, n: int) -> int | None:
+    """Of how many examples the n that both have are the first in random order; None: neither stopped before the end.
+
+    Of fewer examples the order is the same, so what both have is the beginning of the shorter one's order.
+    """
+    if first.about.population is None and other.about.population is None:
+        return None
+    population = min(facts.about.population or facts.n for facts in (first, other))
+    return population if n < population else None
 
 
 def _column(facts: Facts, label: str) -> Column:
@@ -195,6 +209,11 @@ def _remarks(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], 
     said = []
     if n < max(first.n, other.n):
         said.append(f"{ours} has {first.n} examples, {theirs} {other.n}: compared on the {n} that both have")
+    if population := _stopped_within(first, other, n):
+        said.append(
+            f"{theirs}: measuring stopped early, so intervals are of all {population} examples and hold whenever one "
+            "stops, but for those of means; no test is made"
+        )
     rest = dict.fromkeys(label for facts in (first, other) for label in _accuracies(facts) if label not in labels)
     if rest:
         said.append(f"{theirs}: not measured alike, so not compared: {', '.join(rest)}")

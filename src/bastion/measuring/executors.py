@@ -43,7 +43,8 @@ class Work:
 
     tasks: Sequence[Task]
     stop: StopRequest
-    done: Callable[[Task, Column | None], None]  # the task is stored; what is right, if its probe says so
+    # The task is stored; what is right, if its probe says so; the seconds it took, if they are known
+    done: Callable[[Task, Column | None, float | None], None]
     enough: Callable[[], bool]
 
     def interrupted(self, stored: int) -> Interrupted:
@@ -61,7 +62,12 @@ def in_this_process(worker: Worker, work: Work) -> None:
                 raise work.interrupted(stored)
             if work.enough():
                 return
-            work.done(task, worker(task))
+            work.done(task, *_timed(worker, task))
+
+
+def _timed(worker: Worker, task: Task) -> tuple[Column | None, float]:
+    began = time.monotonic()
+    return worker(task), time.monotonic() - began
 
 
 _worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
@@ -71,7 +77,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
     _check_portable(job)
     context = _context()
     pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0), dict(os.environ)))
-    waiting, pending, stored = deque(work.tasks), dict[Future[Column | None], Task](), 0
+    waiting, pending, stored = deque(work.tasks), dict[Future[tuple[Column | None, float]], Task](), 0
     try:
         while waiting or pending:
             if work.stop:
@@ -84,7 +90,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
                     task = waiting.popleft()
                     pending[pool.submit(_work, task)] = task
             for future in wait(pending, timeout=POLL, return_when=FIRST_COMPLETED).done:
-                work.done(pending.pop(future), future.result())
+                work.done(pending.pop(future), *future.result())
                 stored += 1
     except BrokenProcessPool as error:
         raise BastionError(
@@ -138,10 +144,10 @@ def _make_worker(job: Job, device: str) -> Worker:
     return Worker(job, model, built)
 
 
-def _work(task: Task) -> Column | None:
+def _work(task: Task) -> tuple[Column | None, float]:
     if isinstance(_worker, BastionError):
         raise _worker
-    return _worker(task)
+    return _timed(_worker, task)
 
 
 def _check_portable(job: Job) -> None:
@@ -229,7 +235,7 @@ class Launched:
                 if work.stop:
                     raise work.interrupted(len(work.tasks) - len(todo))
                 if (task := todo.get(tasks[number].key)) is not None:
-                    self._store.set(f"right {task.key}", _packed(task, worker(task)))
+                    self._store.set(f"right {task.key}", _packed(task, *_timed(worker, task)))
                 keys = [each.key for each in tasks[first : number + 1]]
                 taken, first = taken | {key: todo[key] for key in keys if key in todo}, number + 1
                 self._collect(taken, todo, work)
@@ -249,7 +255,7 @@ class Launched:
             if looks % 50 == 0:  # a job that is not one of these processes may have stored some of it
                 still_open = {task.key for task in worker.open_tasks(todo.values())}
                 for key in todo.keys() - still_open:
-                    work.done(todo[key], worker.right(todo[key]))
+                    work.done(todo[key], worker.right(todo[key]), None)
                     del todo[key], taken[key]
 
     def _collect(self, taken: dict[str, Task], todo: dict[str, Task], work: Work) -> None:
@@ -274,11 +280,11 @@ class Launched:
             raise BastionError(f"measure: process {self._store.get('failed').decode()} of torchrun has failed")
 
 
-def _packed(task: Task, right: Column | None) -> str:
+def _packed(task: Task, right: Column | None, seconds: float) -> str:
     """What was done of a task, which may be less than another process had left to do."""
-    return json.dumps([task.positions, None if right is None else right.tolist()])
+    return json.dumps([task.positions, None if right is None else right.tolist(), seconds])
 
 
-def _unpacked(task: Task, text: str) -> tuple[Task, Column | None]:
-    positions, right = json.loads(text)
-    return task._replace(positions=positions), None if right is None else np.array(right)
+def _unpacked(task: Task, text: str) -> tuple[Task, Column | None, float]:
+    positions, right, seconds = json.loads(text)
+    return task._replace(positions=positions), None if right is None else np.array(right), seconds

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,14 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
 from bastion.measuring.grids import Grid, grids
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.order import measured_positions
-from bastion.measuring.sampling import TwoPhase, confidence_sequence, two_phase
+from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
 from bastion.suite import CORRECT, SHARE_RIGHT, Role, written
 
+DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
@@ -138,6 +142,61 @@ class Facts:
     run: Run
     about: Measurement
     columns: Mapping[str, Column] = field(repr=False)
+    kept: Mapping[str, dict[str, Column]] | None = field(default=None, repr=False)  # pictures; None: they are in files
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {100 * each.value:.2f} %" for name, each in self.numbers().items())
+        return f"<{self.about.model} on {self.about.data['name']}, n = {self.n}: {numbers or 'no accuracies'}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: accuracies with their intervals, then warnings."""
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(self._threat(name))}</td><td>{100 * each.value:.2f} %</td>"
+            f"<td>[{100 * each.low:.2f}, {100 * each.high:.2f}]</td></tr>"
+            for name, each in self.numbers().items()
+        )
+        head = f"{self.about.model} on {self.about.data['name']}, n = {self.n}"
+        below = "".join(f"<p>{escape(str(each))}</p>" for each in self.warnings())
+        return f"<table><caption>{escape(head)}</caption>{rows}</table>{below}"
+
+    def in_memory(self) -> Facts:
+        """With everything read, so that the files may go."""
+        kept = {case.label: self.pictures(case.label) for case in self.about.cases if case.kind == "probes"}
+        return Facts(self.run, self.about, {name: self.columns[name] for name in self.columns}, kept)
+
+    def rows(self) -> dict[str, Column]:
+        """Every fact of one value per example by name, with `index` and `label` once in front."""
+        names = [name for name in self.columns if self.case(name.rpartition("/")[0]).kind == "probes"]
+        shared = {each: next(name for name in names if name.endswith(f"/{each}")) for each in ("index", "label")}
+        own = [name for name in names if name.rpartition("/")[2] not in shared and self.columns[name].ndim == 1]
+        return {name: self.columns[key] for name, key in shared.items()} | {name: self.columns[name] for name in own}
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row per example."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise BastionError("to_frame: needs pandas; `pip install pandas`, or use to_csv or columns") from error
+        return pandas.DataFrame(self.rows())
+
+    def to_csv(self, path: str | Path) -> None:
+        """One line per example."""
+        rows, file = self.rows(), io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows)
+        writer.writerows(zip(*(column.tolist() for column in rows.values()), strict=True))
+        storage.write_text(Path(path), file.getvalue())
+
+    def adversarial(self, label: str) -> Column:
+        """(n, C, H, W) what the attack of a probe made of every example, as float32 in [0, 1]."""
+        pictures = self.pictures(label)
+        if "adversarial" not in pictures or len(pictures["position"]) < self.n:
+            count = len(pictures.get("position", ()))
+            raise BastionError(
+                f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; measure in a new "
+                'folder with keep="all" (on the command line --keep all)'
+            )
+        return pictures["adversarial"][np.argsort(pictures["position"])]
 
     @property
     def labels(self) -> list[str]:
@@ -162,9 +221,7 @@ class Facts:
 
     def estimate(self, column: Column) -> Estimate:
         """With its interval; of a measurement that stopped early, one about all examples that is valid all the same."""
-        if column.dtype == bool and self.about.population is not None:
-            return confidence_sequence(int(column.sum()), len(column), self.about.population)
-        return estimate(column)
+        return estimate_stopped(column, self.about.population)
 
     def first(self, n: int) -> Facts:
         """Of the first n examples alone, as if no more had been measured."""
@@ -197,7 +254,10 @@ class Facts:
         return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))  # of few images it may be wider
 
     def aggregate_column(self, name: str) -> Column:
-        """(n,): made example by example, so that its interval knows that all probes saw the same examples."""
+        """(n,): made example by example, so that its interval knows that all probes saw the same examples.
+
+        NaN where a member has no finite number, such as the distance of an example that nothing fooled.
+        """
         chosen = self.about.aggregates[name]
         for label in chosen.members:
             if f"{label}/{chosen.column}" not in self.columns:
@@ -205,21 +265,18 @@ class Facts:
         columns = [self.columns[f"{label}/{chosen.column}"] for label in chosen.members]
         if chosen.kind == "worst":
             return np.asarray(np.logical_and.reduce(columns))
-        if chosen.kind == "mean":
-            return np.asarray(np.mean(columns, axis=0))
-        summed = [~column for column in columns] if chosen.kind == "errors" else columns
-        weights = list(chosen.members.values())
-        return np.asarray(np.sum([weight * each for weight, each in zip(weights, summed, strict=True)], axis=0))
+        if chosen.kind == "errors":
+            columns = [~column for column in columns]
+        known = np.logical_and.reduce([np.isfinite(column) for column in columns])
+        rows = np.stack(columns)[:, known]
+        column = np.full(len(known), np.nan)
+        column[known] = rows.mean(0) if chosen.kind == "mean" else np.array([*chosen.members.values()]) @ rows
+        return column
 
     def two_phase(self, label: str) -> TwoPhase:
         """Of a probe that runs its costly attacks on a sample of the survivors: accuracy after all of them."""
         survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
         return two_phase(survived, sampled, lost)
-
-    def phased_column(self, label: str) -> Column:
-        """(n,) whose mean is the two-phase estimate: each lost example stands for the survivors not sampled too."""
-        survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
-        return np.asarray(survived - lost * (survived.sum() / max(sampled.sum(), 1)))
 
     def two_phases(self) -> dict[str, TwoPhase]:
         """Of every probe that has such an estimate."""
@@ -285,14 +342,16 @@ class Facts:
         distance 0. An upper bound at every radius, as any attack's accuracy is.
         """
         case = self.case(label)
-        if "distance" not in case.columns or CORRECT in case.columns:
+        if DISTANCE not in case.columns or CORRECT in case.columns:
             raise BastionError(f"curve: '{label}' does not tell the smallest distance; the probe distortion does")
-        distance = self.columns[f"{label}/distance"]
+        distance = self.columns[f"{label}/{DISTANCE}"]
         return {radius: self.estimate((distance > radius) & (distance > 0)) for radius in radii}
 
     def pictures(self, label: str) -> dict[str, Column]:
         """Kept of the first examples: `position`, and whatever the probe shows."""
         case = self.case(label)
+        if self.kept is not None:
+            return self.kept[label]
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
     def row_numbers(self, label: str, positions: Column) -> Column:
@@ -321,7 +380,7 @@ class Facts:
             rows.append((label, self._threat(label), _percentages(accuracy) + self._printed(label)))
             if label in self.labels:
                 rows += [(f"  {stage}", "", _percentages(after)) for stage, after in self.stages(label).items()]
-        rows += [(name, "", _percentages(each) + self._printed(name)) for name, each in self.errors().items()]
+        rows += [(name, "", self._summed(name, each) + self._printed(name)) for name, each in self.errors().items()]
         for label, phased in self.two_phases().items():
             rows += [
                 (label, self._threat(label), _percentages(phased.population)),
@@ -334,6 +393,12 @@ class Facts:
         head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
         below = [line for each in grid for line in each.lines()]
         return "\n".join([head, *_aligned(rows), *below, *self._remarks()])
+
+    def _summed(self, name: str, e: Estimate) -> str:
+        """Rates are percentages, distances are in pixels of [0, 1]."""
+        if self.about.aggregates[name].column != DISTANCE:
+            return _percentages(e)
+        return f"{e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  n = {e.n}"
 
     def _phases(self, label: str, phased: TwoPhase) -> str:
         survived, sampled, lost = (int(self.columns[f"{label}/{name}"].sum()) for name in PHASES)
@@ -353,8 +418,8 @@ class Facts:
     def _distances(self) -> Iterator[tuple[str, str, str]]:
         """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
         for case in self.about.cases:
-            if case.kind == "probes" and "distance" in case.columns and CORRECT not in case.columns:
-                distance = self.columns[f"{case.label}/distance"]
+            if case.kind == "probes" and DISTANCE in case.columns and CORRECT not in case.columns:
+                distance = self.columns[f"{case.label}/{DISTANCE}"]
                 rest = int(np.isinf(distance).sum())
                 text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
                 norm = str(case.spec.get("norm", ""))
@@ -363,36 +428,46 @@ class Facts:
                     yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
 
     def _analyses(self) -> Iterator[tuple[str, str, str]]:
-        """Of probes that analyse: mean and spread of what is one number per example."""
-        labels = [case.label for case in self.with_role("analysis")]
+        """Of probes that analyse: mean and spread of what is one number per example and in no aggregate."""
+        labels = {case.label for case in self.with_role("analysis")}
+        summed = {f"{label}/{each.column}" for each in self.about.aggregates.values() for label in each.members}
         for name, e in self.estimates().items():
             label, _, column = name.rpartition("/")
             values = self.columns[name]
-            if label in labels and values.dtype != bool and e.n:
-                spread = float(np.nanstd(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
-                yield (
-                    f"{label}: {column}",
-                    "",
-                    f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}",
-                )
+            if label in labels and name not in summed and values.dtype != bool and e.n:
+                spread = float(np.std(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
+                text = f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}"
+                yield f"{label}: {column}", "", text
 
     def _scalars(self) -> dict[str, str]:
-        return {name.replace("/", ": "): f"{value:,.7g}" for name, value in self.scalars().items()}
+        finite = {name: value for name, value in self.scalars().items() if math.isfinite(value)}
+        return {name.replace("/", ": "): f"{value:,.7g}" for name, value in finite.items()}
 
     def _remarks(self) -> list[str]:
-        mixed = [f"note: {text}" for text in [self._stopped(), mixture(self.about), adaptation(self.about)] if text]
+        told = [self._stopped(), *self.left_out(), mixture(self.about), adaptation(self.about)]
+        mixed = [f"note: {text}" for text in told if text]
         if self.about.published:
             mixed.append(f"paper: {self.about.published}")
         if self.checks and not self.warnings():
             return [f"sanity checks: {self.checks}, no warning", *mixed]
         return [*map(str, self.warnings()), *mixed]
 
+    def left_out(self) -> list[str]:
+        """Which means are not of all examples, since some have no finite number."""
+        columns = {name: self.aggregate_column(name) for name in self.about.aggregates}
+        counts = {name: int((~np.isfinite(column)).sum()) for name, column in columns.items()}
+        return [
+            f"{name}: without {count} of {self.n} examples, whose '{self.about.aggregates[name].column}' is not finite"
+            for name, count in counts.items()
+            if count
+        ]
+
     def _stopped(self) -> str:
         if self.about.population is None:
             return ""
         return (
             f"stopped after {self.n} of {self.about.population} examples in random order; intervals of accuracies and "
-            "worst cases are of all of them, and hold whenever one stops"
+            "worst cases are of all of them, and hold whenever one stops; others are ordinary ones"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ import numpy as np
 from bastion.measuring.intervals import Estimate, wilson
 from bastion.measuring.sampling import confidence_sequence
 from bastion.measuring.store import Column
+
+NOTE = 42  # letters beside a progress bar, in a terminal of 80
 
 
 def shuffled(n: int) -> Column:
@@ -54,12 +58,15 @@ class Tally:
         unknown = ~np.logical_and.reduce(list(self._known.values()))
         return int(unknown.argmax()) if unknown.any() else len(self.order)
 
-    def note(self, label: str) -> str:
-        """For a progress bar: how a case stands."""
-        if label not in self._right:
-            return label
-        now = wilson(int(self._right[label].sum()), int(self._known[label].sum()))
-        return f"{label} {100 * now.value:.1f} % [{100 * now.low:.1f}, {100 * now.high:.1f}]"
+    def note(self, label: str, *, stops: bool) -> str:
+        """For a progress bar: of how many examples of a case how many are right; `stops`: whoever looks may stop."""
+        said = ""
+        if label in self._right:
+            right, known = int(self._right[label].sum()), int(self._known[label].sum())
+            now = confidence_sequence(right, known, len(self.order)) if stops else wilson(right, known)
+            said = f" {right}/{known} {100 * now.value:.1f} % [{100 * now.low:.1f}, {100 * now.high:.1f}]"
+        name = re.sub(r" [^ =]+=", " ", label)  # of an axis, the value is enough
+        return shortened(name, NOTE - len(said)) + said
 
     def intervals(self, n: int) -> dict[str, Estimate]:
         """Of the accuracies on all examples, after the first n: valid whenever one stops."""
@@ -68,6 +75,45 @@ class Tally:
             if all(label in columns for label in members):
                 columns[name] = np.logical_and.reduce([columns[label] for label in members])
         return {label: confidence_sequence(int(column.sum()), n, len(self.order)) for label, column in columns.items()}
+
+
+class Pace:
+    """How much of the work is done, and how long the rest takes, by what each case has cost so far."""
+
+    def __init__(self, total: Mapping[int, int], left: Mapping[int, int]) -> None:
+        """Examples of each case, or parts of a study, by its number."""
+        self._total, self._left = total, dict(left)
+        self._counted, self._seconds = dict.fromkeys(total, 0), dict.fromkeys(total, 0.0)
+        self._began = time.monotonic()
+
+    def add(self, case: int, count: int, seconds: float | None) -> None:
+        """`seconds` of one worker; None: somebody else's, who has not told."""
+        self._left[case] -= count
+        if seconds is not None:
+            self._counted[case] += count
+            self._seconds[case] += seconds
+
+    def _costs(self) -> dict[int, float]:
+        """Seconds of an example. Cases of which nothing is known cost what others do on average."""
+        known = {case: self._seconds[case] / count for case, count in self._counted.items() if count}
+        return dict.fromkeys(self._total, sum(known.values()) / len(known) if known else 1.0) | known
+
+    def done(self) -> float:
+        """Share of the work."""
+        costs = self._costs()
+        whole, rest = (sum(costs[case] * count for case, count in each.items()) for each in (self._total, self._left))
+        return 1 - rest / whole if whole else 1.0
+
+    def seconds_left(self) -> float:
+        """By the clock, at the pace so far; inf while some case has not been measured yet."""
+        if any(left and not self._counted[case] for case, left in self._left.items()):
+            return math.inf
+        rest = sum(cost * self._left.get(case, 0) for case, cost in self._costs().items())
+        return rest * (time.monotonic() - self._began) / max(sum(self._seconds.values()), 1e-9)
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 class Limits:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bastion.measuring.intervals import Estimate, binomial_tail, mean
+from bastion.measuring.sampling import confidence_sequence
 
 Column = np.ndarray[Any, Any]
 
@@ -19,11 +20,24 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * binomial_tail(max(only_a, only_b), changed, 0.5)) if changed else 1.0
 
 
-def paired_difference(a: Column, b: Column) -> Estimate:
-    """Mean of b less mean of a, over the same examples: Tango's interval for yes and no, the normal one for numbers."""
-    if a.dtype == bool and b.dtype == bool:
-        return tango(int((b & ~a).sum()), int((a & ~b).sum()), len(a))
-    return mean(b.astype(np.float64) - a.astype(np.float64))
+def paired_difference(a: Column, b: Column, population: int | None = None) -> Estimate:
+    """Mean of b less mean of a, over the same examples: Tango's interval for yes and no, the normal one for numbers.
+
+    With a population, these are the first of so many examples, in random order, and a measurement stopped there.
+    """
+    if a.dtype != bool or b.dtype != bool:
+        return mean(b.astype(np.float64) - a.astype(np.float64))
+    gained, lost = int((b & ~a).sum()), int((a & ~b).sum())
+    return tango(gained, lost, len(a)) if population is None else difference_sequence(gained, lost, len(a), population)
+
+
+def difference_sequence(gained: int, lost: int, n: int, population: int, level: float = 0.95) -> Estimate:
+    """(gained - lost) / n on a split of `population` examples, after n in random order: valid whenever one stops.
+
+    Both shares have a confidence sequence with half of 1 - level each (Bonferroni).
+    """
+    up, down = (confidence_sequence(count, n, population, (1 + level) / 2) for count in (gained, lost))
+    return Estimate(up.value - down.value, up.low - down.high, up.high - down.low, n)
 
 
 def tango(gained: int, lost: int, n: int, level: float = 0.95) -> Estimate:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bastion import storage
+from bastion.data.given import as_data
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
@@ -35,13 +38,14 @@ from bastion.measuring.facts import (
     write_measurement,
 )
 from bastion.measuring.identity import Identity, device_of, identify
-from bastion.measuring.order import Limits, Tally, measured_positions, shuffled
+from bastion.measuring.order import Limits, Pace, Tally, measured_positions, shortened, shuffled
 from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column
-from bastion.measuring.worker import Data, Job, Task, Worker, build_data, check_fit, on_device
+from bastion.measuring.worker import Job, Task, Worker, build_data, check_fit, on_device
 from bastion.models import checkpoint
+from bastion.models.columns import num_outputs
 from bastion.models.complexity import parameters
-from bastion.models.load import best_device, locate
+from bastion.models.load import best_device, load, locate, timm_model_name
 from bastion.progress import bar, console
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
@@ -52,13 +56,14 @@ from bastion.types import DataSet, Probe, Split, Study, Tapped
 # What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
 PICTURES = 16  # kept of so many examples
+SUITE = 16  # letters of its name in a progress bar
 
 Given = Suite | Mapping[str, Any] | str | Path  # a suite, or what names or makes one
 
 
 def measure(
     model: nn.Module | str | Path,
-    data: Data = "cifar10-mini",
+    data: Any = "cifar10-mini",
     suite: Given = "demo",
     *,
     changes: Mapping[str, Any] | Iterable[str] | str = (),
@@ -70,10 +75,13 @@ def measure(
     seed: int = 0,
     folder: str | Path | None = None,
     batch_size: int = BATCH_SIZE,
-    keep: int = PICTURES,
+    keep: int | str = PICTURES,
     acceleration: bool = True,
 ) -> Facts:
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
+
+    `data` is the name of a data set, perhaps with settings (`imagefolder:root=/data/cats,size=160`), a folder of class
+    folders, `(x, y)`, a torch Dataset or a DataLoader; `keep` of how many examples adversarial ones are kept, or "all".
 
     A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`; `changes` are made
     on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts go to `folder`; without it to the
@@ -104,20 +112,34 @@ def measure(
             return _written(plan, n, anew=done > 0, merge=launched is None or launched.main)
 
 
+class Shard(NamedTuple):
+    """How far a shard is: batches that are open."""
+
+    name: str
+    own: int
+    total: int  # of every shard
+
+    def __str__(self) -> str:
+        own = f"{self.own} of its batches are open; " if self.own else ""
+        rest = f"{self.total} batches of all shards are open" if self.total else "all shards are done"
+        following = "the same command without --shard when they are done" if self.total else "it without --shard"
+        return f"shard {self.name}: {own}{rest}; run {following} for the result"
+
+
 def measure_shard(
     model: nn.Module | str | Path,
-    data: Data = "cifar10-mini",
+    data: Any = "cifar10-mini",
     suite: Given = "demo",
     *,
     shard: str,
     workers: int | None = 1,
     budget: float | None = None,
     **options: Any,
-) -> tuple[int, int]:
+) -> Shard:
     """Measure a part of what `measure` with the same arguments would: `"2/8"` is the second of eight parts.
 
     For jobs that know nothing of each other and write to one folder, such as those of a Slurm array. When all of them
-    are done, `measure` finds everything stored. Returns how many batches of this shard, and of all, are still open.
+    are done, `measure` finds everything stored.
     """
     if dist.is_torchelastic_launched():
         raise BastionError("shard: torchrun shares out the work already; use one of the two")
@@ -128,7 +150,7 @@ def measure_shard(
     tasks = plan.worker.tasks(plan.order)
     mine = [task for task in tasks if (task.case + task.batch) % count == number - 1]
     _execute(plan, mine, Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget), workers)
-    return len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks))
+    return Shard(shard, len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,7 @@ class _Given:
     """What `measure` was asked for."""
 
     model: nn.Module | str | Path
-    data: Data
+    data: Any
     suite: Given
     changes: Mapping[str, Any] | Iterable[str] | str = ()
     split: str = "test"
@@ -144,7 +166,7 @@ class _Given:
     seed: int = 0
     folder: str | Path | None = None
     batch_size: int = BATCH_SIZE
-    keep: int = PICTURES
+    keep: int | str = PICTURES
     acceleration: bool = True
 
 
@@ -164,18 +186,20 @@ class _Plan:
 def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) -> _Plan:
     """Refuse what cannot be measured, make the run, and look up what is stored."""
     _check_numbers({"seed": given.seed}, least=None)
-    _check_numbers({"keep": given.keep}, least=0)
+    if given.keep != "all":
+        _check_numbers({"keep": given.keep}, least=0)
     _check_numbers({"limit": given.limit, "batch_size": given.batch_size}, least=1)
     if given.split not in ("train", "val", "test"):
         raise BastionError(f"split: expected train, val or test, got '{given.split}'")
-    source = given.model if isinstance(given.model, nn.Module) else locate(given.model)
+    source = _source(given.model)
     if isinstance(given.suite, Suite) and given.changes:
         raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
     suite = given.suite if isinstance(given.suite, Suite) else load_suite(given.suite, given.changes)
     devices = _devices(source)
     network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
     built: dict[str, DataSet] = {}
-    base = build_data(given.data, suite.data, built)
+    data = as_data(given.data, num_classes=partial(num_outputs, network), limit=given.limit)
+    base = build_data(data, suite.data, built)
     n = _count(base, given.split, given.limit)
     check_fit(network, base)
     identity = identify(network, base, given.split)
@@ -186,13 +210,13 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     order = shuffled(n) if shuffles else np.arange(n)
     job = Job(
         model=source,
-        data=given.data,
+        data=data,
         split=given.split,
         suite=suite,
         folder=identity.folder(run),
         seed=given.seed,
         batch_size=given.batch_size,
-        pictured=frozenset(order[: given.keep].tolist()),
+        pictured=frozenset(order[: None if given.keep == "all" else int(given.keep)].tolist()),
         devices=devices,
         acceleration=given.acceleration,
     )
@@ -225,23 +249,27 @@ def _execute(
 ) -> int:
     """Do what of the tasks is not stored yet, until the limits are reached; returns how many were done."""
     worker, todo = plan.worker, plan.worker.open_tasks(tasks)
+    for number in {task.case for task in todo}:
+        storage.check_writable(worker.store(worker.cases[number]).folder)
     devices = worker.job.devices
     count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
-    total, left = (sum(len(task.positions) for task in each) for each in (tasks, todo))
-    done = 0
+    pace, done = Pace(_examples(tasks), _examples(todo)), 0
     studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}  # that are not done yet
     silent = launched is not None and not launched.main
     if not silent:
         _tell_plans(worker, todo)
-    with stoppable() as stop, bar(f"measuring {plan.run.name}", total, total - left, silent=silent) as advance:
+    name = shortened(_suite_name(plan.given.suite), SUITE)
+    with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=silent) as advance:
 
-        def report(task: Task, right: Column | None) -> None:
+        def report(task: Task, right: Column | None, seconds: float | None) -> None:
             nonlocal done
             done += 1
             studies.discard(task.key)
             for case in worker.sharing(task.case):
                 plan.tally.add(case.label, task.positions, right)
-            advance(len(task.positions), note=plan.tally.note(worker.cases[task.case].label))
+            pace.add(task.case, len(task.positions), seconds)
+            note = plan.tally.note(worker.cases[task.case].label, stops=limits.is_set)
+            advance(note=note, done=pace.done(), left=pace.seconds_left())
 
         work = Work(todo, stop, report, lambda: limits.time_is_up() or (not studies and limits.is_narrow()))
         if launched:
@@ -261,6 +289,14 @@ def _tell_plans(worker: Worker, todo: list[Task]) -> None:
         if told:
             left = sum(task.case == number for task in todo)
             console.print(f"{case.label}: {told}; {left} of {worker.parts(case)} parts to do", markup=False)
+
+
+def _examples(tasks: Iterable[Task]) -> Counter[int]:
+    """By the number of the case."""
+    counts: Counter[int] = Counter()
+    for task in tasks:
+        counts[task.case] += len(task.positions)
+    return counts
 
 
 def _written(plan: _Plan, n: int, *, anew: bool, merge: bool) -> Facts:
@@ -308,7 +344,6 @@ def _about(plan: _Plan, n: int) -> Measurement:
                 meanings=dict(built.facts),
             )
         )
-    given = plan.given.suite
     return Measurement(
         **environment(worker.job.seed),
         model=name_of(plan.source),
@@ -318,7 +353,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
         blocks=_block_names(worker.model.given),
         data=plan.identity.data,
         classes=worker.data(worker.cases[0]).classes,
-        suite=Path(given).stem if isinstance(given, str | Path) else "custom",
+        suite=_suite_name(plan.given.suite),
         n=n,
         population=population,
         cases=tuple(cases),
@@ -329,6 +364,17 @@ def _about(plan: _Plan, n: int) -> Measurement:
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
     )
+
+
+def _suite_name(given: Given) -> str:
+    return Path(given).stem if isinstance(given, str | Path) else "custom"
+
+
+def _source(model: nn.Module | str | Path) -> nn.Module | Path:
+    """The model itself, or the folder that each worker loads it from."""
+    if isinstance(model, nn.Module):
+        return model
+    return locate(model) if timm_model_name(model) is None else load(model)
 
 
 def _block_names(model: nn.Module) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bastion.errors import BastionError
-from bastion.measuring.intervals import Estimate, log_choose, log_factorials, wilson
+from bastion.measuring.intervals import Estimate, estimate, log_choose, log_factorials, wilson
 
 Column = np.ndarray[Any, Any]
 
@@ -36,6 +36,16 @@ def confidence_sequence(successes: int, n: int, population: int, level: float = 
     )
     inside = right[math.log(n + 1) + log_likelihood > math.log(1 - level)]
     return _share(successes, n, int(inside[0]), int(inside[-1]), population)
+
+
+def estimate_stopped(values: Column, population: int | None) -> Estimate:
+    """The mean of a column of facts of a measurement that stopped early, after the first of `population` examples.
+
+    A proportion has an interval that is valid all the same. None: it did not stop, and the interval is an ordinary one.
+    """
+    if population is None or values.dtype != bool:
+        return estimate(values)
+    return confidence_sequence(int(values.sum()), len(values), population)
 
 
 def hypergeometric(successes: int, sample: int, population: int, level: float = 0.95) -> Estimate:

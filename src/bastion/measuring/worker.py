@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ from bastion.suite import CORRECT, Case, Suite
 from bastion.types import DataSet, Probe, Study
 
 Data = DataSet | Mapping[str, Any] | str
+MOST_BYTES = 64 * 2**20  # of images that make several batches one: large ones fill a model without it
 RESERVED = {POSITION, ORIGIN, "index", "label"}
 
 
@@ -146,10 +148,16 @@ class Worker:
             for number in by_kind["studies"]
             for part in range(self.parts(self.cases[number]))
         ]
-        size = self.job.batch_size
-        batches = [sorted(order[start : start + size].tolist()) for start in range(0, len(order), size)]
-        probes = [Task(number, *batch) for batch in enumerate(batches) for number in by_kind["probes"]]
-        return studies + probes
+        probes = [task for number in by_kind["probes"] for task in self._batches(number, order)]
+        return studies + sorted(probes, key=lambda task: (task.batch, task.case))
+
+    def _batches(self, number: int, order: Column) -> list[Task]:
+        """Of one probe. The number of a batch is that of the first usual one in it."""
+        built, usual = self.built[number], self.job.batch_size
+        room = MOST_BYTES // (4 * usual * math.prod(self.data(self.cases[number]).shape))
+        size = usual * max(1, min(built.batches, room)) if isinstance(built, Probe) else usual
+        starts = range(0, len(order), size)
+        return [Task(number, start // usual, sorted(order[start : start + size].tolist())) for start in starts]
 
     def open_tasks(self, tasks: Iterable[Task]) -> list[Task]:
         """Those of them that are not stored yet, or what is left of them."""

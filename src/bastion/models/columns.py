@@ -40,7 +40,10 @@ class ChosenClasses(nn.Module):
 
 def with_columns(model: nn.Module, data: DataSet) -> nn.Module:
     """The model with the data set's classes alone, in its order, where it has more of them or another order."""
-    if data.columns is None or (count := _num_outputs(model, data)) is None:
+    if data.columns is None:
+        return model
+    count = num_outputs(model, rng.uniform(0, torch.arange(1), "columns", data.shape))
+    if count is None:
         return model
     return take_columns(model, count, data.columns, f"the class map of {data.name}")
 
@@ -66,14 +69,13 @@ def columns_of(model: nn.Module) -> tuple[int, ...] | None:
     return given.columns if isinstance(given, ChosenClasses) else None
 
 
-def _num_outputs(model: nn.Module, data: DataSet) -> int | None:
-    """None: it does not take the data set's images, or gives no logits."""
+def num_outputs(model: nn.Module, image: Tensor) -> int | None:
+    """For (1, C, H, W). None: the model does not take such images, or gives no logits."""
     if isinstance(model, Classifier):
         return model.num_classes
     device = next((tensor.device for tensor in model.state_dict().values()), None)
-    image = rng.uniform(0, torch.arange(1), "columns", data.shape).to(device)
     try:
         with torch.no_grad(), in_mode(model, training=False), rng.preserved():
-            return int(model(image).shape[1])
+            return int(model(image.to(device)).shape[1])
     except Exception:  # whatever a stranger's model does: `measure` tells it in full
         return None

@@ -20,20 +20,10 @@ from torch import Tensor, nn
 from bastion.errors import BastionError, did_you_mean
 from bastion.models import checkpoint
 from bastion.models.classifier import Backbone, Classifier
+from bastion.models.normalisations import NORMALISATIONS, Stats
 
 State = dict[str, Tensor]
-Stats = tuple[tuple[float, ...], tuple[float, ...]]  # mean, std
 MATCHES = ("name", "order")  # how the file's tensors are told apart
-
-# What the code bases of the field normalise with. A checkpoint seldom says it.
-NORMALISATIONS: dict[str, Stats] = {
-    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
-    "cifar10-old": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # a slip that many repositories share
-    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-}
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")

@@ -42,5 +42,22 @@ def locate(name: str | Path) -> Path:
 
 
 def load(name: str | Path) -> Classifier:
-    """`bastion.load`: the classifier in eval mode, from a run, a model folder or `zoo/NAME`."""
-    return checkpoint.load(locate(name))
+    """`bastion.load`: the classifier in eval mode.
+
+    From a run, a model folder, `zoo/NAME`, or timm with its weights: `timm/resnet18.a1_in1k`, `hf-hub:timm/…`;
+    `timm/resnet18:pretrained=false` has random ones.
+    """
+    if (timm_name := timm_model_name(name)) is None:
+        return checkpoint.load(locate(name))
+    from bastion.models.timm import pretrained, untrained
+
+    plain, option, _ = timm_name.partition(":pretrained=false")
+    return untrained(plain) if option else pretrained(plain)
+
+
+def timm_model_name(name: str | Path) -> str | None:
+    """What timm calls it, if it is one of timm's models and no folder."""
+    text = str(name)
+    if Path(text).exists() or not text.startswith(("timm/", "hf-hub:")):
+        return None
+    return text.removeprefix("timm/")

@@ -9,7 +9,8 @@ from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.models import models
-from bastion.models.classifier import Backbone, Blocks, Category
+from bastion.models.classifier import Backbone, Blocks, Category, Classifier
+from bastion.models.wrap import wrap
 
 
 class Family(NamedTuple):
@@ -122,8 +123,38 @@ def timm_model(
         raise BastionError(f"model: timm cannot make '{name}' with {options}: {error}") from error
     size = img_size or timm.get_pretrained_cfg_value(name, "input_size")[1:]
     height, width = (size, size) if isinstance(size, int) else size
-    known = next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), Family())
-    return Backbone(network, num_classes, (in_chans, height, width), **known._asdict())
+    return Backbone(network, num_classes, (in_chans, height, width), **family_of(name)._asdict())
+
+
+def family_of(name: str) -> Family:
+    """What is known of one of timm's architectures."""
+    return next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), Family())
+
+
+def pretrained(name: str) -> Classifier:
+    """`timm/resnet18.a1_in1k` with the weights and the normalisation that timm has for it, from its hub."""
+    if not timm.is_model(name) and not name.startswith("hf-hub:"):
+        raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
+    try:
+        network = timm.create_model(name, pretrained=True)
+    except Exception as error:
+        raise BastionError(
+            f"timm/{name}: its weights could not be had ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"is there a network? `timm/{name}:pretrained=false` is the same network, untrained"
+        ) from error
+    return _with_config(network)
+
+
+def untrained(name: str) -> Classifier:
+    return _with_config(timm_model(name).network)
+
+
+def _with_config(network: nn.Module) -> Classifier:
+    """With what timm says of its images."""
+    config: Any = network.pretrained_cfg
+    model = wrap(network.eval(), mean=config["mean"], std=config["std"])
+    model.spec = {"name": f"timm/{config['architecture']}", "num_classes": model.num_classes}
+    return model
 
 
 def _created(name: str, img_size: int | tuple[int, int] | None, options: dict[str, Any]) -> nn.Module:

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from bastion import forward, rng
 from bastion.acceleration import saved_bytes
-from bastion.errors import BastionError
 from bastion.forward import check_batch, frozen, misclassified
+from bastion.jacobians.lanczos import Spectrum, largest
+from bastion.jacobians.parts import Chain
+from bastion.jacobians.products import Branch, Function, Jacobian
+from bastion.memory import check_memory
 from bastion.probes import probes
 from bastion.settings import AtLeastOne, settings
-from bastion.spectra.jacobian import Branch, Function, Jacobian
-from bastion.spectra.lanczos import Spectrum, largest
-from bastion.spectra.memory import free_bytes
-from bastion.spectra.parts import Chain
 from bastion.types import Batch, Probe
 
 Fact = Literal["branch", "block", "embedding", "head", "network"]
@@ -54,7 +53,7 @@ class JacobianSpectra(Probe):
         "table_1": "largest of `block` over all blocks; NaN for misclassified images (Table 1 of Wang and Ruan)",
         "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
         "products": "with J and with Jᵀ, over all parts",
-        "forward_mode": "how many spectra took forward mode, as an operation has no second derivative",
+        "forward_mode": "searches that took forward mode, as an operation has no second derivative",
     }
 
     def __post_init__(self) -> None:
@@ -124,16 +123,11 @@ class JacobianSpectra(Probe):
         sizes = [x[0].numel() + forward.logits(model, x)[0].numel()]
         sizes += Chain(model, x, "jacobian").sizes() if self._needs_blocks else []
         vectors = (self.basis + 3 * self.top) * max(sizes) * x.element_size()
-        graphs = GRAPHS * saved_bytes(model, x)
-        free = free_bytes(x.device)
-        if free is not None and vectors + graphs > free:
-            raise BastionError(
-                f"jacobian: one example needs {_gb(vectors + graphs)} of memory ({_gb(vectors)} for vectors of "
-                f"{max(sizes):,} numbers, {_gb(graphs)} for what the model saves), {_gb(free)} are free; set a smaller "
-                "`basis`, or leave out `parts`"
-            )
-        return max(1, min(MOST, MEMORY // (vectors + graphs)))
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+        needed = vectors + GRAPHS * saved_bytes(model, x)
+        check_memory(
+            needed,
+            x.device,
+            f"jacobian: one example with {self.basis} vectors of {max(sizes):,} numbers",
+            "set a smaller `basis`, or leave out `parts`",
+        )
+        return max(1, min(MOST, MEMORY // needed))

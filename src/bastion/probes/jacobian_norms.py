@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from bastion import rng
 from bastion.errors import BastionError
 from bastion.forward import check_batch, frozen
+from bastion.jacobians.lanczos import largest
+from bastion.jacobians.parts import Chain
+from bastion.jacobians.products import Jacobian
 from bastion.probes import probes
 from bastion.settings import AtLeastOne, settings
-from bastion.spectra.jacobian import Jacobian
-from bastion.spectra.lanczos import largest
-from bastion.spectra.parts import Chain
 from bastion.types import Batch, Probe
 
 ROWS = 64  # of Jacobians that one product makes

@@ -14,10 +14,10 @@ from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.attacks.pgd import PGD
 from bastion.forward import check_batch
+from bastion.jacobians.parts import Chain
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
 from bastion.settings import settings
-from bastion.spectra.parts import Chain
 from bastion.threat import length
 from bastion.types import Batch, Description, Probe
 

@@ -47,6 +47,11 @@ class TwoPhase(Probe):
     def describe(self) -> Description:
         return describe_attack(self.attack, self.threat)
 
+    @property
+    def batches(self) -> int:
+        """So that a sample fills the model's batches as well as the survivors of a usual batch would."""
+        return max(1, round(1 / self.share))
+
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         members = [member for _, member in self.attack.named_members(self.threat.norm)]
         if len(members) <= self.first:

@@ -14,7 +14,7 @@ PAIRS = 6  # more runs than four are each compared with the first alone
 
 @dataclass(frozen=True)
 class Difference:
-    """Of `other` less `one`, by the labels of the headline."""
+    """Of `other` less `one`, by the labels of the headline. Estimates in two phases have no difference by example."""
 
     one: Row
     other: Row
@@ -22,17 +22,16 @@ class Difference:
 
 
 def differences(comparison: Comparison) -> list[Difference]:
-    pairs = list(itertools.combinations(comparison.rows, 2))
+    labels = [label for label in comparison.columns if label not in comparison.phased]
+    pairs = list(itertools.combinations(comparison.rows, 2)) if labels else []
     if len(pairs) > PAIRS:
         pairs = [(comparison.rows[0], other) for other in comparison.rows[1:]]
-    return [
-        Difference(one, other, {label: _difference(one, other, label) for label in comparison.columns})
-        for one, other in pairs
-    ]
+    return [Difference(one, other, {label: _difference(one, other, label) for label in labels}) for one, other in pairs]
 
 
 def _difference(one: Row, other: Row, label: str) -> Estimate:
-    return paired_difference(per_example(one.facts, label), per_example(other.facts, label))
+    a, b = per_example(one.facts, label), per_example(other.facts, label)
+    return paired_difference(a, b, one.facts.about.population)  # a table has rows of one population
 
 
 def is_significant(difference: Estimate) -> bool:

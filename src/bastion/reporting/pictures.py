@@ -16,6 +16,7 @@ from bastion.errors import BastionError
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 
+LARGE = 96  # pixels a side: beyond these a PNG of a perturbation takes hundreds of kilobytes
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in most libraries
 _SIGNS = {"right": Markup('<span class="right">✓</span> '), "wrong": Markup('<span class="wrong">✗</span> ')}
 
@@ -60,6 +61,11 @@ def rescaled(delta: Column, scale: float) -> Column:
     return to_bytes((delta + scale) / (2 * scale) if scale > 0 else np.full_like(delta, 0.5))
 
 
+def in_deviations(change: Column) -> Column:
+    """As bytes: -3 of its standard deviations are black, zero is grey, +3 are white."""
+    return rescaled(change, 3 * float(change.std()))
+
+
 def grey(image: Column) -> Column:
     """(1, H, W): the luma of (3, H, W) bytes; one channel stays as it is."""
     if image.shape[0] != 3:
@@ -74,9 +80,11 @@ def to_bytes(image: Column) -> Column:
 
 
 def data_uri(image: Column) -> str:
-    """A PNG of (C, H, W) bytes with one or three channels."""
+    """(C, H, W) bytes with one or three channels as a PNG; large ones, whose noise would fill the page, as WebP."""
     if image.shape[0] not in (1, 3):
         raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
     file = io.BytesIO()
-    Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    kind = "PNG" if max(image.shape[1:]) <= LARGE else "WEBP"
+    picture = Image.fromarray(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0))
+    picture.save(file, kind, **({"optimize": True} if kind == "PNG" else {"quality": 80}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

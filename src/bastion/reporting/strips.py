@@ -10,10 +10,9 @@ from markupsafe import Markup
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting import svg
 from bastion.reporting.grids import class_name
-from bastion.reporting.pictures import data_uri, to_bytes
-from bastion.reporting.tables import Comparison, ReportedRun
+from bastion.reporting.pictures import Picture, data_uri, figure, run_mark, to_bytes
+from bastion.reporting.tables import Comparison
 from bastion.reporting.wording import percent
 
 
@@ -61,22 +60,15 @@ def first_images(comparison: Comparison, case: MeasuredCase, count: int) -> list
     return [f"{class_name(facts.about.classes, label)} (image {position})" for position, label in shown]
 
 
-def mark(run: ReportedRun) -> Markup:
-    """The run's sign in its colour, as everywhere on the page."""
-    colour, sign = f"var(--run-{run.mark % svg.COLOURS})", svg.MARKERS[svg.marker(run.mark)]
-    return Markup('<span class="mark" style="color: {}" aria-hidden="true">{}</span>').format(colour, sign)
-
-
 def percentages(comparison: Comparison, fractions: Sequence[float]) -> Markup:
     """One below the other, each with the mark of its run."""
     line = Markup("{}{}&nbsp;%")
     shown = zip(comparison.rows, fractions, strict=True)
-    return Markup("<br>").join(line.format(mark(row.run), percent(float(fraction))) for row, fraction in shown)
+    return Markup("<br>").join(line.format(run_mark(row.run.mark), percent(float(fraction))) for row, fraction in shown)
 
 
 def tile(picture: Tile) -> Markup:
-    image = Markup('<img src="{}" alt="{}">').format(data_uri(picture.image), picture.alt)
-    return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(image, picture.words)
+    return figure(Picture(data_uri(picture.image), picture.words), picture.alt)
 
 
 def photograph(image: Column, alt: str, words: str | Markup = "") -> Tile:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bastion.measuring.facts import MeasuredCase
-from bastion.reporting.tables import Comparison, ReportedRun, Row, corruptions
-from bastion.reporting.wording import listed, percent
+from bastion.reporting.tables import TWO_PHASE, Comparison, ReportedRun, Row, corruptions
+from bastion.reporting.wording import interval, listed, percent
 
 NAMES = 4  # more runs than these are counted in the title, not named
 
@@ -42,13 +42,21 @@ def _verdict(row: Row, *, spelled_out: bool) -> str:
     others = [case for case in row.facts.about.cases if case.label in row.accuracies and case.label not in clean[:1]]
     worst = [name for name, each in row.facts.about.aggregates.items() if each.kind == "worst"]
     parts = [(label, "right on clean images") for label in clean[:1]]
-    parts += [(label, _setting(others)) for label in (worst or [case.label for case in others])[:1]]
+    parts += [(label, _setting(others)) for label in worst[:1]]
+    parts += [] if worst else [(case.label, _setting([case])) for case in others[:1]]
     if len(parts) == len(clean[:1]) and corruptions(row.facts):
         parts += [(label, "under corruptions, on average") for label in row.accuracies if label not in clean][:1]
-    numbers = [f"{percent(row.accuracies[label].value)}\u00a0%" for label, _ in parts]
+    numbers = [_number(row, label) for label, _ in parts]
     if not spelled_out:
         return f"{row.name}: {' and '.join(numbers)}"
     return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
+
+
+def _number(row: Row, label: str) -> str:
+    """An estimate in two phases is not told without its name and its interval."""
+    accuracy = row.accuracies[label]
+    text = f"{percent(accuracy.value)}\u00a0%"
+    return f"{text} ({TWO_PHASE}, {interval(accuracy)})" if label in row.facts.two_phases() else text
 
 
 def _setting(cases: Sequence[MeasuredCase]) -> str:

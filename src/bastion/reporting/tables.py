@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
 from bastion.run import Run, open_run
-from bastion.suite import CORRECT
+from bastion.suite import CORRECT, written
 
 CORRUPTIONS = "mean over corruptions"
+TWO_PHASE = "two-phase estimate"
 SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns with a place of their own on the page
 FEW = 3  # radii of a security curve that stand in the chart of accuracies too
 
@@ -60,6 +61,7 @@ class Comparison:
     """Runs that were asked the same probes on the same images: only such rows share a table."""
 
     rows: list[Row]
+    values: str = ""  # of the suite's axes, where another comparison under the same title has others
 
     @property
     def about(self) -> Measurement:
@@ -69,6 +71,7 @@ class Comparison:
     def title(self) -> str:
         about = self.about
         title = f"{about.data['name']}, {about.data['split']} split, suite {about.suite}"
+        title = f"{title}, {self.values}" if self.values else title
         return f"{title}; of earlier weights" if self.stale else title
 
     @property
@@ -130,8 +133,15 @@ class Comparison:
         return without(cases[0], "eps") if cases else label
 
     def threat(self, label: str) -> str:
-        """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack."""
-        return threat_text(self.rows[0].facts, label)
+        """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack; an estimate says that it is one."""
+        text = threat_text(self.rows[0].facts, label)
+        unsaid = label in self.phased and "two-phase" not in label
+        return f"{text}, {TWO_PHASE}" if unsaid else text
+
+    @property
+    def phased(self) -> list[str]:
+        """Columns that are estimated in two phases."""
+        return list(self.rows[0].facts.two_phases())
 
     def measures(self) -> dict[str, list[Estimate]]:
         """What was measured besides and is shown nowhere else: per name, one estimate a row."""
@@ -177,8 +187,22 @@ def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
     for run in runs:
         for facts in _longest(run.measurements):
             groups.setdefault(_question(facts, stale=run.is_stale(facts)), []).append((run, facts))
-    comparisons = [Comparison(_rows(group)) for group in groups.values()]
+    comparisons = _told_apart([Comparison(_rows(group)) for group in groups.values()])
     return sorted(comparisons, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
+
+
+def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those under one title by the values of axes in which they differ: `corruption_model=runs/rspc`."""
+    values: list[set[tuple[str, str]]] = [
+        {(axis, written(value)) for case in each.about.cases for axis, value in case.at.items()} for each in comparisons
+    ]
+    result = []
+    for each, own in zip(comparisons, values, strict=True):
+        alike = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
+        differ = sorted(own - own.intersection(*alike))
+        shown = ", ".join(f"{axis}={value}" for axis, value in differ if value != "None")
+        result.append(replace(each, values=shown))
+    return result
 
 
 def _longest(measurements: Sequence[Facts]) -> list[Facts]:
@@ -247,11 +271,9 @@ def corruption_mean(facts: Facts) -> Column:
 
 
 def per_example(facts: Facts, label: str) -> Column:
-    """(n,): what a number of the headline is the mean of."""
+    """(n,): what a number of the headline is the mean of; estimates in two phases are of none."""
     if label in facts.about.aggregates:
         return facts.aggregate_column(label)
-    if label in facts.two_phases():
-        return facts.phased_column(label)
     return facts.correct(label) if label in facts.labels else corruption_mean(facts)
 
 

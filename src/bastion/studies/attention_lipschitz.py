@@ -11,14 +11,14 @@ from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 from bastion import forward, rng
-from bastion.errors import BastionError
 from bastion.forward import frozen
+from bastion.jacobians.attention import Heads
+from bastion.jacobians.lanczos import largest
+from bastion.jacobians.products import Jacobian
 from bastion.models.cauchy import Attention as CauchyAttention
 from bastion.settings import AtLeastOne, Positive, settings
-from bastion.spectra.attention import Heads
-from bastion.spectra.jacobian import Jacobian
-from bastion.spectra.lanczos import largest
 from bastion.studies import studies
+from bastion.studies.examples import first_examples
 from bastion.types import DataSet, Study, Tapped
 
 
@@ -28,13 +28,14 @@ class AttentionLipschitz(Study):
     """Largest singular value of attention's Jacobian at the tokens of images, and an upper bound; a part is a block.
 
     Of self-attention as timm's ViTs and the models of Wang and Ruan have it, on the first `images` of the test split.
+    NaN of a model without such attention.
     """
 
     images: AtLeastOne = 8
     scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the tokens
 
     facts: ClassVar[Mapping[str, str]] = {
-        "block": "its number among the residual blocks",
+        "block": "its number among the residual blocks, from 0; -1: there is none",
         "measured": "largest singular value of attention's Jacobian, by image",
         "reached": "length of the longest token that enters attention",
         "domain": "no token behind this LayerNorm can be longer; NaN without one",
@@ -49,8 +50,11 @@ class AttentionLipschitz(Study):
         return len(_attentions(model))
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
-        number, block, module, heads = _attentions(model)[part]
-        batch = data.test.batch(range(min(self.images, len(data.test))))
+        found = _attentions(model)
+        if not found:
+            return self._nothing()
+        number, block, module, heads = found[part]
+        batch = first_examples(data, "test", self.images, "attention-lipschitz.images")
         tokens = _inputs(model, module, batch.x.to(heads.out.device))
         index = batch.index.to(tokens.device)
         measured = torch.stack([_stretch(module, scale * tokens, index, seed) for scale in (1.0, *self.scales)])
@@ -70,6 +74,12 @@ class AttentionLipschitz(Study):
             "scaled_bound": bounds[2:].float(),
         }
 
+    def _nothing(self) -> dict[str, Tensor]:
+        shapes = {"measured": self.images, "scale": len(self.scales), "scaled": len(self.scales)}
+        shapes["scaled_bound"] = shapes["scaled"]
+        facts = {name: torch.full((shapes[name],) if name in shapes else (), torch.nan) for name in self.facts}
+        return facts | {"block": torch.tensor(-1)}
+
 
 def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads]]:
     """Number of the block, the block, its attention and the weights of that."""
@@ -79,11 +89,6 @@ def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads
         module, heads = next(((each, heads) for each, heads in known if heads), (None, None))
         if module is not None and heads is not None:
             found.append((number, block.module, module, heads))
-    if not found:
-        raise BastionError(
-            "attention-lipschitz: none of the model's blocks has self-attention between tokens with queries, keys and "
-            "values that are linear in them, as timm's ViTs have; leave the study out"
-        )
     return found
 
 

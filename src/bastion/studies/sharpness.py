@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import Attack, Threat
-from bastion.errors import BastionError
+from bastion.memory import check_memory
 from bastion.settings import AtLeastOne, Count, Positive, settings
-from bastion.spectra.memory import free_bytes
 from bastion.studies import studies
 from bastion.studies.examples import SplitName, device_of, first_examples
 from bastion.studies.hessian import hutchinson, lanczos
@@ -86,7 +85,9 @@ class Sharpness(Study):
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         weights = trained_weights(model, "sharpness")
         dimension = sum(weight.numel() for weight in weights.values())
-        self._check_memory(dimension, device_of(model))
+        check_memory(
+            4 * (self.iterations + 8) * dimension, device_of(model), "sharpness.iterations", "ask for fewer of them"
+        )
         batch = self._examples(model, data)
         if self.attack is not None and self.threat is not None:
             parts = batch.chunk(-(-self.n // self.batch))
@@ -102,15 +103,6 @@ class Sharpness(Study):
 
     def _examples(self, model: nn.Module, data: DataSet) -> Batch:
         return first_examples(data, self.split, self.n, "sharpness.n").to(device_of(model))
-
-    def _check_memory(self, dimension: int, device: torch.device) -> None:
-        """The basis of the eigenvalues, and a few vectors beside it."""
-        needed, free = 4 * (self.iterations + 8) * dimension, free_bytes(device)
-        if free is not None and needed > free:
-            raise BastionError(
-                f"sharpness.iterations: {self.iterations} of them need {needed / 1e9:.2f} GB of memory, "
-                f"{free / 1e9:.2f} GB are free; ask for fewer"
-            )
 
     def _worst(self, loss: WeightLoss, model: nn.Module, now: float) -> float:
         """The largest loss on the way of projected gradient ascent, by steps of 2.5 / steps of the radius."""

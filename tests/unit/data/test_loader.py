@@ -16,11 +16,12 @@ from bastion.data.arrays import ArraySplit
 from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool
-from bastion.recipe import Augment
+from bastion.recipe import Augment, Patchwise
 from bastion.types import Batch, DataSet
 
 EXTRA = 1 << 32
 PLAIN = Augment()
+PATCHWISE = Patchwise(size=2, prob=0.8, crop=0.5, noise=0.5, hflip=0.5)
 
 
 def _noise(count: int, side: int = 8) -> ArraySplit:
@@ -95,7 +96,7 @@ def test_an_image_is_augmented_by_seed_epoch_number_and_copy(tiny_data: DataSet,
 @pytest.mark.parametrize("way", WAYS)
 def test_starting_later_gives_the_same_batches(tiny_data: DataSet, way: str) -> None:
     pool, repeats = _pools(tiny_data)[way]
-    augment = Augment(progressive=2, erasing=0.5, color_jitter=0.4)
+    augment = Augment(progressive=2, erasing=0.5, color_jitter=0.4, patchwise=PATCHWISE)
     whole = _load(pool, tiny_data, repeats, augment, stop=9)
     for start in range(1, 9):
         assert _equal(_load(pool, tiny_data, repeats, augment, start=start, stop=9), whole[start:]), start
@@ -104,7 +105,7 @@ def test_starting_later_gives_the_same_batches(tiny_data: DataSet, way: str) -> 
 @pytest.mark.parametrize("way", WAYS)
 def test_worker_processes_change_nothing(tiny_data: DataSet, way: str) -> None:
     pool, repeats = _pools(tiny_data)[way]
-    augment = Augment(progressive=2, erasing=0.5, color_jitter=0.4)
+    augment = Augment(progressive=2, erasing=0.5, color_jitter=0.4, patchwise=PATCHWISE)
     assert _equal(_load(pool, tiny_data, repeats, augment, workers=2), _load(pool, tiny_data, repeats, augment))
 
 
@@ -133,9 +134,9 @@ def test_a_batch_larger_than_the_data_is_an_error(tiny_data: DataSet) -> None:
 def test_processes_share_out_the_batch_and_its_mixed_pairs(tiny_data: DataSet, way: str, ranks: int) -> None:
     """Together they have what one process has; where shares are even, MixUp of each is MixUp of the whole."""
     pool, repeats = _pools(tiny_data)[way]
-    batch = 24
-    whole = _load(pool, tiny_data, repeats, batch=batch)
-    shares = [_load(pool, tiny_data, repeats, batch=batch, rank=rank, ranks=ranks) for rank in range(ranks)]
+    batch, augment = 24, Augment(patchwise=PATCHWISE)
+    whole = _load(pool, tiny_data, repeats, augment, batch=batch)
+    shares = [_load(pool, tiny_data, repeats, augment, batch=batch, rank=rank, ranks=ranks) for rank in range(ranks)]
     mix = mixing(Augment(mixup=0.8), 3, batch)
 
     def rows(batches: list[Batch]) -> Counter[bytes]:
@@ -151,6 +152,16 @@ def test_processes_share_out_the_batch_and_its_mixed_pairs(tiny_data: DataSet, w
         assert rows(parts) == rows([one])
         assert sorted(torch.cat([part.index for part in parts]).tolist()) == sorted(one.index.tolist())
         assert rows([mixed(part) for part in parts]) == rows([mixed(one)])
+
+
+def test_patches_of_an_image_change_anew_in_each_epoch_and_copy(tiny_data: DataSet) -> None:
+    still = Augment(crop="none", hflip=0.0, patchwise=Patchwise(size=2, prob=1.0, crop=0.0, noise=0.0, hflip=0.5))
+    batches = _batches(tiny_data, augment=still, repeats=2)
+    x, index = torch.cat([batch.x for batch in batches]), torch.cat([batch.index for batch in batches])
+    assert len(index) == 2 * 3 * 16 and len(index.unique()) < 48
+    for number in index.unique():
+        copies = x[index == number].flatten(1)
+        assert len(copies) in (2, 4) and len(copies.unique(dim=0)) == len(copies)
 
 
 class TestRepeats:

@@ -18,7 +18,9 @@ from bastion.errors import BastionError
 from bastion.measuring.compare import compare, compare_facts
 from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement, write_measurement
 from bastion.measuring.intervals import mean, wilson
-from bastion.measuring.paired import mcnemar, tango
+from bastion.measuring.order import shuffled
+from bastion.measuring.paired import difference_sequence, mcnemar, tango
+from bastion.measuring.sampling import confidence_sequence
 from bastion.measuring.store import FactStore
 from bastion.run import create_run, environment
 
@@ -100,6 +102,39 @@ def test_a_mean_of_probes_has_a_paired_normal_interval_and_no_mcnemar_test(measu
     row = compare_facts([a, b]).rows[-1]
     assert (row.label, row.p) == ("mean", None)
     assert row.difference == mean(columns[1].mean(0) - columns[0].mean(0))
+
+
+def stopped(measured: Measured, name: str, column: np.ndarray, n: int) -> Facts:
+    """As if measuring had stopped after n of the examples in random order."""
+    picked = np.sort(shuffled(len(column))[:n])
+    facts = measured(name, clean=column[picked], index=picked)
+    about = facts.about.model_copy(update={"population": len(column)})
+    return Facts(facts.run, about, {"clean/correct": column[picked], "clean/index": picked})
+
+
+def test_a_comparison_of_measurements_that_stopped_early_is_of_all_examples_and_makes_no_test(
+    measured: Measured,
+) -> None:
+    a, b = right(200, (0, 120)), right(200, (40, 140))
+    comparison = compare_facts([stopped(measured, "a", a, 60), stopped(measured, "b", b, 90)])
+    (row,) = comparison.rows
+    first = np.sort(shuffled(200)[:60])
+    gained, lost = int((b & ~a)[first].sum()), int((a & ~b)[first].sum())
+    assert (row.n, row.gained, row.lost, row.p) == (60, gained, lost, None)
+    assert row.accuracy == confidence_sequence(int(b[first].sum()), 60, 200)
+    assert row.difference == difference_sequence(gained, lost, 60, 200)
+    assert row.difference.low <= b.mean() - a.mean() <= row.difference.high
+    assert "b: measuring stopped early, so intervals are of all 200 examples" in comparison.notes[-1]
+    whole = compare_facts([measured("c", clean=a), stopped(measured, "d", b, 90)])
+    assert (whole.rows[0].n, whole.rows[0].p) == (90, None)
+
+
+def test_examples_that_all_were_measured_are_compared_as_usual_though_one_stopped_later(measured: Measured) -> None:
+    a, b = right(20, (0, 12)), right(200, (4, 140))
+    last = int(np.flatnonzero(shuffled(200) < 20)[-1])
+    assert last + 1 < 200
+    row = compare_facts([measured("a", clean=a), stopped(measured, "b", b, last + 1)]).rows[0]
+    assert row.difference == tango(int((b[:20] & ~a).sum()), int((a & ~b[:20]).sum()), 20)
 
 
 def test_the_first_model_is_the_reference_of_all(measured: Measured) -> None:

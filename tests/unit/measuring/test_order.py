@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from tests.unit.measuring.test_runner import SUITE
 
 from bastion import BastionError
 from bastion.measuring.facts import read_measurements
-from bastion.measuring.order import Limits, Tally, shuffled
+from bastion.measuring.intervals import wilson
+from bastion.measuring.order import NOTE, Limits, Pace, Tally, shuffled
 from bastion.measuring.runner import measure, measure_shard
+from bastion.measuring.sampling import confidence_sequence
 from bastion.models import Classifier
 from bastion.run import open_run
 from bastion.types import DataSet
@@ -60,6 +63,36 @@ def test_batches_that_come_early_do_not_count_before_those_in_front_of_them() ->
     assert tally.complete() == 20
 
 
+def test_the_time_that_is_left_is_told_by_the_cost_of_each_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers; a clean example costs 1 s, an attacked one 99 s; half of the clean ones are stored."""
+    now = [0.0]
+    monkeypatch.setattr("bastion.measuring.order.time.monotonic", lambda: now[0])
+    pace = Pace({0: 200, 1: 200}, {0: 100, 1: 200})
+    assert pace.done() == 0.25  # nothing is known of what they cost
+    pace.add(0, 50, 50.0)
+    assert pace.seconds_left() == math.inf
+    pace.add(1, 50, 4950.0)
+    now[0] = 2500.0
+    assert pace.done() == pytest.approx((150 + 99 * 50) / (200 + 99 * 200))
+    assert pace.seconds_left() == pytest.approx((50 + 99 * 150) / 2)
+    pace.add(1, 150, None)  # another job's
+    pace.add(0, 50, 50.0)
+    assert (pace.done(), pace.seconds_left()) == (1, 0)
+
+
+def test_a_bar_tells_how_many_are_right_and_an_interval_that_holds_if_one_may_stop() -> None:
+    tally = Tally(shuffled(100), ["clean", "distance", "corrupted type=gaussian_noise severity=5"])
+    tally.add("clean", shuffled(100)[:20], np.arange(20) < 15)
+    tally.add("corrupted type=gaussian_noise severity=5", np.arange(4), np.arange(4) < 4)
+    tally.add("distance", np.arange(20), None)
+    fixed, stops = wilson(15, 20), confidence_sequence(15, 20, 100)
+    assert tally.note("clean", stops=False) == f"clean 15/20 75.0 % [{100 * fixed.low:.1f}, {100 * fixed.high:.1f}]"
+    assert tally.note("clean", stops=True) == f"clean 15/20 75.0 % [{100 * stops.low:.1f}, {100 * stops.high:.1f}]"
+    assert tally.note("distance", stops=False) == "distance"
+    long = tally.note("corrupted type=gaussian_noise severity=5", stops=False)
+    assert long.startswith("corrupted gauss… 4/4 100.0 % [") and len(long) == NOTE
+
+
 def test_a_measurement_that_stopped_is_about_all_examples_and_goes_on_later(ask: Any, tmp_path: Path) -> None:
     stopped = ask(until=0.7)
     assert stopped.n < 40 == stopped.about.population
@@ -102,9 +135,9 @@ def test_limits_that_are_none_are_refused(ask: Any, option: dict[str, Any]) -> N
 
 def test_shards_together_are_the_whole(ask: Any, tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> None:
     options: dict[str, Any] = {"folder": tmp_path / "run", "batch_size": 8}
-    assert measure_shard(tiny_model, tiny_data, SUITE, shard="2/3", **options) == (0, 6)  # of ten batches
-    assert measure_shard(tiny_model, tiny_data, SUITE, shard="1/3", **options) == (0, 3)
-    assert measure_shard(tiny_model, tiny_data, SUITE, shard="3/3", **options) == (0, 0)
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="2/3", **options)[1:] == (0, 6)  # of ten batches
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="1/3", **options)[1:] == (0, 3)
+    assert measure_shard(tiny_model, tiny_data, SUITE, shard="3/3", **options)[1:] == (0, 0)
     whole = ask(folder=tmp_path / "whole")
     assert ask().numbers() == whole.numbers()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bastion.measuring.intervals import Estimate, mean
-from bastion.measuring.paired import mcnemar, paired_difference, tango
+from bastion.measuring.paired import difference_sequence, mcnemar, paired_difference, tango
 
 
 def test_mcnemar_matches_the_published_example() -> None:
@@ -82,6 +82,22 @@ def test_a_difference_of_accuracies_counts_the_changes() -> None:
     b = np.roll(a, 5)
     assert paired_difference(a, b) == tango(5, 5, 100)
     assert paired_difference(a, a | b) == tango(5, 0, 100)
+
+
+def test_a_difference_is_inside_its_sequence_at_every_look_but_in_one_of_twenty_measurements() -> None:
+    """Tango's interval is not: it is made for one look."""
+    draw, n = np.random.default_rng(1), 256
+    change = np.repeat([1, -1, 0], [48, 32, n - 80])  # only the second model is right, only the first
+    held = {"sequence": 0, "tango": 0}
+    for _ in range(200):
+        order = draw.permutation(change)
+        looks = [(int((order[:k] > 0).sum()), int((order[:k] < 0).sum()), k) for k in range(16, n + 1, 16)]
+        sequence = [difference_sequence(*look, population=n) for look in looks]
+        assert sequence[-1][:3] == (1 / 16,) * 3  # all are known in the end
+        held["sequence"] += all(each.low <= 1 / 16 <= each.high for each in sequence)
+        held["tango"] += all(each.low <= 1 / 16 <= each.high for each in (tango(*look) for look in looks))
+    assert held["sequence"] >= 190
+    assert held["tango"] < 190
 
 
 def test_a_difference_of_real_numbers_is_the_mean_of_the_differences() -> None:

@@ -252,7 +252,7 @@ def test_a_study_is_measured_stored_and_read_like_a_probe(
         facts = ask(suite=content, limit=16)
         assert facts.studies()["cost"]["parameters"].tolist() == [sum(p.numel() for p in tiny_model.parameters())]
         assert facts.studies()["cost"]["macs"].tolist() == [8 * 8 * 8 * 27 + 8 * 3]
-        assert re.search("cost: parameters +267\n", facts.table())
+        assert re.search(r"cost: parameters +267\n", facts.table())
     assert measured == [("cost", [0]), ("clean", list(range(16)))]
 
 
@@ -352,6 +352,22 @@ def test_a_damaged_file_of_facts_is_named(ask: Any, tmp_path: Path) -> None:
         ask()
     damaged.unlink()
     ask()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    ask: Any, tmp_path: Path, measured: list[Any]
+) -> None:
+    ask(limit=16)
+    before = _files(tmp_path)
+    folder = (tmp_path / next(iter(before))).parent
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("")  # in its place; permissions do not stop a superuser
+    measured.clear()
+    with pytest.raises(BastionError, match=f"{folder.name}: cannot be written"):
+        ask(limit=32)
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    assert measured == [] and _files(tmp_path) == before
 
 
 class Noisy(nn.Module):

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bastion import memory
 from bastion.errors import BastionError
+from bastion.jacobians.parts import Chain
 from bastion.models import Backbone, Classifier, checkpoint
 from bastion.models.classifier import Blocks
 from bastion.probes import jacobian as module
 from bastion.probes.jacobian import JacobianSpectra
-from bastion.spectra.parts import Chain
 from bastion.types import Batch
 
 FAMILIES = {
@@ -234,9 +235,9 @@ def test_a_model_without_residual_blocks_is_one_clear_line_but_has_a_jacobian_as
 
 
 def test_memory_that_does_not_suffice_is_told_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "_available", lambda device: 1000)
     monkeypatch.setattr(module, "Jacobian", None)
-    with pytest.raises(BastionError, match=r"one example needs 0\.\d+ GB .* 0\.00 GB are free; set a smaller `basis`"):
+    with pytest.raises(BastionError, match=r"one example with 64 vectors of 1,\d+ numbers: needs .* 0\.0 GiB are free"):
         JacobianSpectra()(small_vit(), batch(16, dtype=torch.float64), seed=0)
 
 

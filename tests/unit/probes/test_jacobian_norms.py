@@ -6,9 +6,9 @@ from tests.vits import right_batch, small_vit
 from torch import Tensor
 
 from bastion.errors import BastionError
+from bastion.jacobians.parts import Chain
 from bastion.probes import jacobian_norms
 from bastion.probes.jacobian_norms import JacobianNorms
-from bastion.spectra.parts import Chain
 from bastion.types import Batch
 
 

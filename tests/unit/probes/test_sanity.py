@@ -28,6 +28,7 @@ from bastion.types import Batch, DataSet
 
 N = 40
 THREAT = Threat("linf", 0.05)
+ELSEWHERE = {"square-beats-white-box", "blind-start", "out-of-budget", "few-classes", "unconverged"}  # other probes'
 
 
 class Colours(nn.Module):
@@ -165,10 +166,7 @@ def batch(tiny_data: DataSet) -> Batch:
 def symptoms(model: nn.Module, batch: Batch, threat: Threat = THREAT, **options: Any) -> dict[str, int]:
     """How many examples show what; nothing of what none shows."""
     facts = Sanity(threat=threat, **options)(model.eval(), batch, seed=0)
-    assert facts.keys() == {
-        f"warning.{code}"
-        for code in CHECKS.keys() - {"square-beats-white-box", "blind-start", "out-of-budget", "few-classes"}
-    }
+    assert facts.keys() == {f"warning.{code}" for code in CHECKS.keys() - ELSEWHERE}
     assert all(column.dtype == torch.bool and column.shape == batch.y.shape for column in facts.values())
     counts = {name.removeprefix("warning."): int(column.sum()) for name, column in facts.items()}
     return {code: count for code, count in counts.items() if count}

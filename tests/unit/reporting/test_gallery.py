@@ -44,6 +44,18 @@ def test_a_png_keeps_every_pixel(channels: int) -> None:
     assert (decoded(data_uri(to_bytes(pixels / np.float32(255)))) == pixels).all()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_large_picture_loses_little_but_bytes(channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (channels, 224, 224), dtype=np.uint8)
+    source = data_uri(pixels)
+    kind, _, content = source.partition(",")
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))).convert("L")).astype(float)
+    grey = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0)).convert("L")
+    assert kind == "data:image/webp;base64"
+    assert len(source) < 100_000
+    assert np.corrcoef(shown.ravel(), np.asarray(grey).ravel())[0, 1] > 0.98
+
+
 def test_pictures_with_other_channels_are_refused() -> None:
     with pytest.raises(BastionError, match="has 4 channels; 1 or 3"):
         data_uri(np.zeros((4, 2, 2), np.uint8))

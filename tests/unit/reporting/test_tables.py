@@ -14,8 +14,10 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.facts import Columns, Facts, MeasuredAggregate, read_measurements, write_measurement
 from bastion.measuring.intervals import wilson
+from bastion.measuring.paired import difference_sequence
+from bastion.reporting.differences import differences
 from bastion.reporting.summary import page_title, summary
-from bastion.reporting.tables import compare, read_runs
+from bastion.reporting.tables import Comparison, compare, read_runs
 from bastion.reporting.wording import interval, percent, quantity
 from bastion.run import create_run
 
@@ -134,6 +136,17 @@ def test_the_title_says_who_is_compared_on_what(make_run: MakeRun) -> None:
     assert page_title(runs[:2], []) == "a and b"
 
 
+def test_one_suite_with_other_values_of_its_axes_has_them_in_the_title(tmp_path: Path) -> None:
+    for name, model in (("random", None), ("learned", "runs/rspc")):
+        asked = {"role": "analysis", "at": {"size": 4, "corruption_model": model}, "spec": {"corruption_model": model}}
+        case = {**asked, "columns": {"correct": np.arange(10) < 5}}
+        measure_cases(create_run(tmp_path / name, seed=0), {"occlusion": case})
+    common = "cifar10-mini, test split, suite made"
+    both = compare(read_runs([tmp_path / "random", tmp_path / "learned"]))
+    assert {comparison.title for comparison in both} == {common, f"{common}, corruption_model=runs/rspc"}
+    assert compare(read_runs([tmp_path / "learned"]))[0].title == common
+
+
 def test_the_name_of_a_radius_is_left_to_the_threat(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     cases = {
@@ -149,6 +162,39 @@ def test_the_name_of_a_radius_is_left_to_the_threat(tmp_path: Path) -> None:
     (comparison,) = compare(read_runs([run.folder]))
     told = [(comparison.name(label), comparison.threat(label)) for label in comparison.columns]
     assert told == [("pgd", "ℓ∞ ≤ 2/255"), ("pgd", "ℓ∞ ≤ 8/255")]
+
+
+def test_a_two_phase_estimate_is_told_with_its_name_and_interval_and_has_no_paired_difference(tmp_path: Path) -> None:
+    phases = {"survived": np.arange(40) < 20, "sampled": np.arange(40) < 10, "lost": np.arange(40) < 1}
+    threat = {"norm": "linf", "eps": 8 / 255}
+    cases = {
+        "clean": {"role": "clean", "columns": {"correct": np.arange(40) < 30}},
+        "aa": {"role": "attack", "threat": threat, "columns": phases},
+    }
+    runs = [create_run(tmp_path / name, seed=0) for name in "ab"]
+    for run in runs:
+        measure_cases(run, cases)
+    (comparison,) = compare(read_runs([run.folder for run in runs]))
+    assert comparison.columns == ["clean", "aa"]
+    assert comparison.threat("aa") == "ℓ∞ ≤ 8/255, two-phase estimate"
+    (difference,) = differences(comparison)
+    assert list(difference.by_label) == ["clean"]
+    low, high = (f"{100 * each:.1f}" for each in comparison.rows[0].accuracies["aa"][1:3])
+    assert f"45.0\u00a0% (two-phase estimate, {low}–{high}) under attack" in summary([comparison])
+
+
+def test_differences_of_measurements_that_stopped_early_are_of_all_examples(tmp_path: Path) -> None:
+    runs = []
+    for name, right in (("a", 12), ("b", 20)):
+        runs.append(create_run(tmp_path / name, seed=0))
+        measure_cases(runs[-1], {"clean": {"role": "clean", "columns": {"correct": np.arange(40) < right}}})
+    (comparison,) = compare(read_runs([run.folder for run in runs]))
+    rows = [
+        replace(row, facts=replace(row.facts, about=row.facts.about.model_copy(update={"population": 100})))
+        for row in comparison.rows
+    ]
+    (difference,) = differences(Comparison(rows))
+    assert difference.by_label == {"clean": difference_sequence(8, 0, 40, 100)}
 
 
 def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:

@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from tests.vits import right_batch, small_vit
 from torch import Tensor, nn
 
-from bastion import Threat
+from bastion import Threat, memory
 from bastion.attacks.pgd import fgsm
 from bastion.errors import BastionError
 from bastion.models import Classifier
 from bastion.models.checkpoint import digest
 from bastion.settings import SettingsError
-from bastion.studies import sharpness
 from bastion.studies.hessian import hutchinson, lanczos
 from bastion.studies.sharpness import Sharpness
 from bastion.studies.weight_space import WeightLoss, trained_weights
@@ -169,8 +168,8 @@ def test_more_eigenvalues_than_dimensions_are_nan(tiny_data: DataSet) -> None:
 def test_what_does_not_fit_is_refused_before_it_starts(
     tiny_model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharpness, "free_bytes", lambda device: 2**10)
-    with pytest.raises(BastionError, match=r"sharpness\.iterations: 40 of them need 0\.00 GB of memory, 0\.00 GB are"):
+    monkeypatch.setattr(memory, "_available", lambda device: 2**10)
+    with pytest.raises(BastionError, match=r"sharpness\.iterations: needs 0\.0 GiB of memory, 0\.0 GiB are free; ask"):
         Sharpness(n=24)(tiny_model, tiny_data, 0, seed=0)
 
 

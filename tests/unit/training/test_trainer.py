@@ -93,7 +93,7 @@ def test_same_recipe_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_resume_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Stopped in the first step, in the middle and at the end of an epoch, and in the second one."""
-    changes = (*ADVERSARIAL, "ema=0.9", "augment.mixup=0.8", "model.drop_path_rate=0.2")
+    changes = (*ADVERSARIAL, "ema=0.9", "augment.mixup=0.8", "augment.patchwise={}", "model.drop_path_rate=0.2")
     whole = _train(tmp_path / "whole", *changes)
     _stop_after(monkeypatch, after)
     with pytest.raises(Interrupted, match=f"at step {after} of 6; saved: go on with the same command and --resume"):

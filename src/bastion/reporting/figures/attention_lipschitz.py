@@ -23,27 +23,22 @@ CAPTION = (
     "Lipschitz constant."
 )
 
-COLUMNS = ["largest measured", "bound for tokens as long as these", "bound for every image", "bound over measured"]
+COLUMNS = ["largest measured", "bound for tokens as long", "bound for every image", "bound / measured"]
 
 
 @figures.register("attention-lipschitz")
 def attention_lipschitz(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     found = []
     for number, case in enumerate(cases):
-        panels = [
-            _by_block(comparison, case, f"{key}-{number}-block"),
-            _by_scale(comparison, case, f"{key}-{number}-scale"),
-        ]
-        rows = [(row.name, _cells(row, case)) for row in comparison.rows]
-        head = [
-            "run",
-            "largest measured",
-            "bound for the images' tokens",
-            "bound for every image",
-            "bound over measured",
-        ]
-        found.append(Figure(f"{case.label}: attention is Lipschitz", panels, CAPTION, Table(head, rows)))
+        panels = [draw(comparison, case, f"{key}-{number}-{draw.__name__}") for draw in (_by_block, _by_scale)]
+        table = Table(["run", *COLUMNS], [(row.name, _cells(row, case)) for row in comparison.rows])
+        found.append(Figure(f"{case.label}: Lipschitz constants of self-attention", panels, CAPTION, table))
     return found
+
+
+def _attending(comparison: Comparison, case: MeasuredCase) -> list[Row]:
+    """Rows of models that have self-attention between tokens."""
+    return [row for row in comparison.rows if _fact(row, case, "block")[0] >= 0]
 
 
 def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
@@ -56,7 +51,7 @@ def _by_block(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
         axes.set_title("Lipschitz constant by block", loc="left", fontsize=13, x=-0.15)
         axes.set_yscale("log")
-        for row in comparison.rows:
+        for row in _attending(comparison, case):
             blocks, paint = 1 + _fact(row, case, "block"), svg.colour(row.run.mark)
             sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
             axes.plot(blocks, _fact(row, case, "measured").max(1), color=paint, linewidth=2, **sign)  # type: ignore[arg-type]
@@ -73,7 +68,7 @@ def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
         axes.set_title("and of scaled tokens", loc="left", fontsize=13, x=-0.15)
         axes.set(xscale="log", yscale="log")
-        for row in comparison.rows:
+        for row in _attending(comparison, case):
             scale, paint = _fact(row, case, "scale")[0], svg.colour(row.run.mark)
             sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
             axes.plot(scale, np.median(_fact(row, case, "scaled"), axis=0), color=paint, linewidth=2, **sign)  # type: ignore[arg-type]
@@ -87,6 +82,8 @@ def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
 
 
 def _cells(row: Row, case: MeasuredCase) -> list[str]:
+    if _fact(row, case, "block")[0] < 0:
+        return ["no token attention", *["–"] * (len(COLUMNS) - 1)]
     measured, own, every = (
         _fact(row, case, "measured").max(1),
         _fact(row, case, "reached_bound"),

@@ -14,7 +14,7 @@ from bastion.measuring.store import Column
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, figures
 from bastion.reporting.histograms import HEIGHT, WIDTH, Histogram, histogram
-from bastion.reporting.pictures import to_bytes
+from bastion.reporting.pictures import run_mark, to_bytes
 from bastion.reporting.strips import Tile
 from bastion.reporting.tables import Comparison, Row
 
@@ -126,7 +126,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
                 continue
             position, place = first.positions[number], first.places[number]
             by_layer = np.nanmean(_column(row, case, "similarity_by_head")[place], axis=1)
-            title = Markup("{} {}: {} (image {})").format(strips.mark(row.run), row.name, truth, position)
+            title = Markup("{} {}: {} (image {})").format(run_mark(row.run.mark), row.name, truth, position)
             panels.append(_maps(pictures, by_layer, title, f"Attention of {row.name} on image {position}"))
     if not panels:
         return []

@@ -24,17 +24,19 @@ TITLES = {
     "block": "largest singular value of each block with its skip connection, x + F(x)",
     "branch": "largest singular value of each block's branch F",
 }
-PARTS = {"embedding": "pixels to the first block", "head": "last block to logits", "network": "pixels to logits"}
+SCALARS = {"table_1": "Table 1: largest block", "exponent": "Σσ of F"}
+PARTS = {"embedding": "embedding", "head": "head", "network": "whole network"}
 
 AGGREGATES = (
-    "Table 1 of Wang and Ruan: of the images that are classified right, with the skip connection, the largest value "
-    "over the blocks, then mean and standard deviation over the images. A residual bounds the error of its singular "
-    "value, as a share of the largest."
+    "Largest singular values, mean (standard deviation) over the images with the interval of the mean. Table 1 of "
+    "Wang and Ruan is of the images that are classified right: with the skip connection, the largest over the blocks. "
+    "The embedding is from pixels to the first block, the head from the last block to logits. Products with J and Jᵀ "
+    "are of an image; the largest residual bounds the error of every value, as a share of the largest one."
 )
 DISTANCES = (
     "Every point is an image that is classified right: the length of the smallest perturbation found, over the sum of "
     "the blocks' largest singular values, the exponent of Eq. 15. Theorem 2 has it that a larger exponent goes with a "
-    "smaller distance, a negative rank correlation."
+    "smaller distance, a negative rank correlation (Spearman’s)."
 )
 
 
@@ -106,40 +108,46 @@ def _shared_scale(axes: Axes, everything: Column) -> None:
 
 
 def _aggregates(comparison: Comparison, case: MeasuredCase) -> Figure:
-    columns: dict[str, str] = {}
-    if "table_1" in case.columns:
-        columns["table_1"] = "Table 1: largest block, mean (std)"
-    if "exponent" in case.columns:
-        columns["exponent"] = "Σσ of F, mean"
-    shown = {part: f"{part}, mean" for part in PARTS if part in case.columns}
-    rows = [(row.name, _cells(row, case, list(columns), list(shown))) for row in comparison.rows]
-    head = ["run", *columns.values(), *shown.values(), "products an image", "largest residual"]
-    return Figure(f"{case.label}: aggregates", caption=_aggregates_caption(comparison, case), table=Table(head, rows))
+    columns = {name: title for name, title in SCALARS.items() if name in case.columns}
+    columns |= {name: title for name, title in PARTS.items() if name in case.columns}
+    table = Table(
+        ["run", *columns.values(), "products", "residual"],
+        [(row.name, _cells(row, case, list(columns))) for row in comparison.rows],
+    )
+    return Figure(f"{case.label}: aggregates", caption=_aggregates_caption(comparison, case), table=table)
 
 
 def _aggregates_caption(comparison: Comparison, case: MeasuredCase) -> str:
     modes = {row.name: int(row.facts.columns[f"{case.label}/forward_mode"].max()) for row in comparison.rows}
     said = [
-        f" {name}: {count} spectra took forward mode, as an operation has no second derivative."
+        f" {name}: {count} searches took forward mode, as an operation has no second derivative."
         for name, count in modes.items()
         if count
     ]
     return AGGREGATES + "".join(said)
 
 
-def _cells(row: Row, case: MeasuredCase, scalars: Sequence[str], parts: Sequence[str]) -> list[str]:
+def _cells(row: Row, case: MeasuredCase, columns: Sequence[str]) -> list[str]:
     facts = row.facts
-    cells = []
-    for name in scalars:
+    cells: list[str] = []
+    for name in columns:
         column = facts.columns[f"{case.label}/{name}"].astype(np.float64)
+        column = column if column.ndim == 1 else column[:, 0]
         column = column[np.isfinite(column)]
-        estimate = facts.estimate(column)
-        spread = f" ({column.std(ddof=min(1, len(column) - 1)):.3g})" if name == "table_1" and len(column) else ""
-        cells.append(f"{quantity(estimate.value)}{spread} [{_interval(estimate)}], n = {estimate.n}")
-    cells += [quantity(float(values(facts, case, part).mean())) for part in parts]
+        spread = f"{column.std(ddof=1):.3g}" if len(column) > 1 else ""
+        mean = estimate_cell(facts.estimate(column), spread)
+        cells.append(
+            mean if name in SCALARS else Markup("{}<small>({})</small>").format(quantity(column.mean()), spread)
+        )
     residuals = [facts.columns[f"{case.label}/{name}"] for name in case.columns if name.endswith("_residual")]
     products = facts.columns[f"{case.label}/products"].mean()
-    return [*cells, f"{products:,.0f}", f"{max(float(np.nanmax(each)) for each in residuals):.1e}"]
+    return [*cells, f"{products:,.0f}", f"{max(float(np.nanmax(each)) for each in residuals):.0e}"]
+
+
+def estimate_cell(found: Estimate, spread: str = "") -> Markup:
+    """A mean, with its standard deviation if it is told, above its interval and n."""
+    told = f"{quantity(found.value)} ({spread})" if spread else quantity(found.value)
+    return Markup("{}<small>{} to {}, n = {}</small>").format(told, quantity(found.low), quantity(found.high), found.n)
 
 
 def _distances(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
@@ -158,7 +166,7 @@ def _distances(comparison: Comparison, case: MeasuredCase, key: str) -> list[Fig
         for each in wanted
         for row in comparison.rows
     ]
-    table = Table(["run", *(f"Spearman’s ρ of distance and {name}" for name in compared)], rows)
+    table = Table(["run", *(f"rank correlation with {name}" for name in compared)], rows)
     return [Figure(f"{case.label}: singular values and smallest distances", panels, DISTANCES, table)]
 
 
@@ -197,8 +205,5 @@ def _correlation(facts: Facts, case: MeasuredCase, distortion: MeasuredCase, col
     found = spearman(*_pairs(facts, case, distortion, column))
     if not np.isfinite(found.value):
         return "–"
-    return f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}], n = {found.n}".replace("-", "−")
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{quantity(estimate.low)}, {quantity(estimate.high)}"
+    value, low, high = (f"{each:+.2f}".replace("-", "−") for each in found[:3])
+    return Markup("{}<small>{} to {}, n = {}</small>").format(value, low, high, found.n)

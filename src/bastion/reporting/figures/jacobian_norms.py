@@ -8,18 +8,20 @@ import numpy as np
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures.jacobian import estimate_cell
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import quantity
 
 COLUMNS = {
-    "table_2": "Table 2: √(max ‖J‖₁ · max ‖J‖∞), mean",
-    "exact": "largest singular value, mean",
-    "looseness": "bound over exact, mean",
-    "by_block": "√(‖J‖₁‖J‖∞) over σ of one block, median",
+    "table_2": "Table 2: √(max ‖J‖₁ · max ‖J‖∞)",
+    "exact": "largest singular value",
+    "looseness": "bound over exact",
+    "by_block": "of one block",
 }
 CAPTION = (
-    "Of every block with its skip connection, for each image, then over the images. Table 2 takes the largest ‖J‖₁ "
-    "and the largest ‖J‖∞, which may be of different blocks; the last column is of one block at a time."
+    "Of every block with its skip connection, means over the images with their intervals. Table 2 takes the largest "
+    "‖J‖₁ and the largest ‖J‖∞, which may be of different blocks; the last column is the median of √(‖J‖₁‖J‖∞) over σ "
+    "of one block at a time."
 )
 
 
@@ -39,8 +41,7 @@ def _cells(row: Row, case: MeasuredCase) -> list[str]:
     facts = {name: row.facts.columns[f"{case.label}/{name}"].astype(np.float64) for name in case.columns}
     exact = np.nanmax(facts["sigma"], axis=1)
     by_block = np.sqrt(facts["norm_1"] * facts["norm_inf"]) / facts["sigma"]
-    cells = []
+    cells: list[str] = []
     for column in (facts["table_2"], exact, facts["looseness"]):
-        found = row.facts.estimate(column)
-        cells.append(f"{quantity(found.value)} [{quantity(found.low)}, {quantity(found.high)}], n = {found.n}")
+        cells.append(estimate_cell(row.facts.estimate(column)))
     return [*cells, quantity(float(np.nanmedian(by_block)))]

@@ -11,6 +11,7 @@ from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.intervals import Estimate
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.pictures import run_mark
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import percent, with_interval
 
@@ -109,7 +110,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
             )
             for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
         ]
-        title = Markup("{} {}").format(strips.mark(row.run), row.name)
+        title = Markup("{} {}").format(run_mark(row.run.mark), row.name)
         panels.append(strips.table(list(names.values()), rows, title, f"{case.label}, pictures of {row.name}"))
     caption = "Under each picture is the probability of the true class."
     return [Figure(f"{case.label}: the images", panels, caption, legend=False, wraps=True)]

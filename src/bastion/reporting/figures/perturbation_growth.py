@@ -24,13 +24,15 @@ CAPTION = (
     "pixels in random order."
 )
 BOUNDED = (
-    "   The bounds begin with the length at the input of the first block: dashed ∏(1 + σ), dotted exp(Σσ) of Eq. 15, "
+    "    The bounds begin with the length at the input of the first block: dashed ∏(1 + σ), dotted exp(Σσ) of Eq. 15, "
     "with σ of the branch F at the clean image; where a block changes the shape, with σ of the block. They hold to "
-    "first order, and what is between blocks counts as measured."
+    "first order, and what is between blocks counts as measured. Images above are those whose perturbation is "
+    "somewhere longer than ∏(1 + σ)."
 )
 UNBOUNDED = " With the probe jacobian in the suite, the bounds of Eq. 15 stand beside it."
 
 APART = 0.075  # of the height of a panel, between names of lines
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 SLACK = 1.001  # for rounding and for the tolerance of singular values
 
 
@@ -72,24 +74,24 @@ def growth(facts: Facts, case: MeasuredCase) -> Growth:
 
 def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
     """∏(1 + σ) and exp(Σσ) times the length at the input, by block; none without singular values."""
-    spectra = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
-    if not spectra:
+    found = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
+    if not found:
         return []
-    branch = values(facts, spectra[0], "branch")
+    branch = values(facts, found[0], "branch")
     if branch.shape != entering.shape:
         return []
-    block = values(facts, spectra[0], "block") if "block" in spectra[0].columns else np.full_like(branch, np.nan)
+    block = values(facts, found[0], "block") if "block" in found[0].columns else np.full_like(branch, np.nan)
     between = entering / attacked[:, :-1]  # 1, but where something stands between two blocks
-    factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
     first = attacked[:, :1]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # exp of a large value is infinite, as a bound may be
+        factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
         return [np.hstack([first, first * np.cumprod(between * each, axis=1)]) for each in factors]
 
 
 def _panel(row: Row, grown: Growth, key: str) -> Markup:
     with svg.figure(360, 270) as drawn:
-        axes = svg.axes(drawn, left=46, right=82, top=30, bottom=44)
-        axes.set_title(row.name, loc="left", fontsize=13, x=-0.18)
+        axes = svg.axes(drawn, left=46, right=82, top=36, bottom=44)
+        axes.set_title(row.name, loc="left", fontsize=13, x=-0.2, pad=12)
         axes.set_yscale("log")
         paint = svg.colour(row.run.mark)
         blocks = np.arange(grown.attacked.shape[1])
@@ -105,8 +107,9 @@ def _panel(row: Row, grown: Growth, key: str) -> Markup:
         for name, (column, colour, style, width) in lines.items():
             if column is not None:
                 middle = np.median(column, axis=0)
-                axes.plot(blocks, middle, color=colour, linestyle=style, linewidth=width)
-                ends.append((float(middle[-1]), name))
+                finite = np.isfinite(middle)
+                axes.plot(blocks[finite], middle[finite], color=colour, linestyle=style, linewidth=width)
+                ends.append((float(middle[finite][-1]), name))
         _name_ends(axes, ends)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.set_xlim(0, blocks[-1])
@@ -126,8 +129,8 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, str]]) -> None:
 
 
 def _table(comparison: Comparison, grown: Sequence[Growth], *, bounded: bool) -> Table:
-    head = ["run", "images", "attacked grows by", "noise grows by"]
-    head += ["∏(1 + σ)", "exp Σσ", "∏(1 + σ) over measured", "images above ∏(1 + σ)"] if bounded else []
+    head = ["run", "images", "attacked", "noise"]
+    head += ["∏(1 + σ)", "exp Σσ", "∏(1 + σ) / measured", "images above"] if bounded else []
     return Table(head, [(row.name, _cells(each)) for row, each in zip(comparison.rows, grown, strict=True)])
 
 
@@ -140,8 +143,18 @@ def _cells(grown: Growth) -> list[str]:
         return cells
     loose = np.median(grown.product[:, -1] / grown.attacked[:, -1])
     above = (grown.attacked > SLACK * grown.product).any(1).mean()
-    return [*cells, _gain(grown.product), _gain(grown.exponential), quantity(float(loose)), f"{percent(above)} %"]
+    return [*cells, _gain(grown.product), _gain(grown.exponential), _number(float(loose)), f"{percent(above)} %"]
 
 
 def _gain(column: Column) -> str:
-    return f"× {quantity(float(np.median(column[:, -1] / column[:, 0])))}"
+    return f"× {_number(float(np.median(column[:, -1] / column[:, 0])))}"
+
+
+def _number(value: float) -> str:
+    """Exponential growth: 142.5, 4.7·10⁵, ∞."""
+    if np.isinf(value):
+        return "∞"
+    if value < 1e4:
+        return quantity(value)
+    power = int(np.log10(value))
+    return f"{value / 10**power:.1f}·10{str(power).translate(SUPERSCRIPTS)}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bastion.errors import BastionError
-from bastion.spectra.jacobian import Branch, Function, Jacobian
+from bastion.jacobians.products import Branch, Function, Jacobian
 
 
 def dense(function: Function, x: Tensor) -> Tensor:
@@ -56,6 +56,33 @@ def test_products_are_those_of_the_dense_jacobian(name: str, n: int) -> None:
     assert not jacobian.forward_mode
     check_products(jacobian, dense(FUNCTIONS[name], x))
     assert torch.equal(x, before)
+
+
+CONVOLUTIONS: dict[str, nn.Module] = {
+    "stride that leaves pixels over": nn.Conv2d(2, 4, 3, stride=2),
+    "stride, padding and dilation of its own by side": nn.Conv2d(2, 4, (3, 2), (3, 2), (2, 1), (2, 1)),
+    "depth-wise": nn.Conv2d(2, 6, 3, padding=1, groups=2, bias=False),
+    "padding by name": nn.Conv2d(2, 3, 4, padding="same"),
+    "reflected": nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
+    "one side": nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 3, 5, stride=3, padding=2, dilation=2)),
+    "three sides": nn.Sequential(nn.Unflatten(2, (2, 3)), nn.Conv3d(2, 2, (2, 2, 3), stride=(1, 2, 2))),
+    "BatchNorm without weights": nn.BatchNorm2d(2, affine=False),
+    "BatchNorm after the mean": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(2)),
+    "BatchNorm without statistics": nn.Sequential(nn.Flatten(2), nn.BatchNorm1d(2, track_running_stats=False)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_layers_that_are_replaced_keep_their_jacobians(name: str) -> None:
+    layer, x = network(CONVOLUTIONS[name]), images(1)
+    for module in layer.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_var is not None:
+            module.running_mean.uniform_(-1, 1), module.running_var.uniform_(0.5, 2)
+    jacobian = Jacobian(layer, x)
+    assert not jacobian.forward_mode
+    assert torch.allclose(jacobian.y, layer(x))
+    check_products(jacobian, dense(layer, x))
 
 
 def test_the_branch_is_the_jacobian_without_the_identity() -> None:

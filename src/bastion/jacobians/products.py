@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bastion import rng
 from bastion.errors import BastionError
 from bastion.forward import single_image_gradients
+from bastion.jacobians.linear_layers import LinearLayers
 
 ADJOINT = 1e-3  # far more than rounding, far less than a path that is missing
 
@@ -33,7 +34,7 @@ class Jacobian:
     def __init__(self, function: Function, x: Tensor, name: str = "jacobian") -> None:
         self.function, self.name = function, name
         self.x = x.detach().clone().requires_grad_()
-        with _differentiable(x), torch.enable_grad():
+        with _differentiable(x), LinearLayers(), torch.enable_grad():
             self.y = function(self.x.clone())  # of a copy, which the function may change in place
             if not isinstance(self.y, Tensor) or not self.y.is_floating_point() or len(self.y) != len(x):
                 got = f"{tuple(self.y.shape)}" if isinstance(self.y, Tensor) else type(self.y).__name__

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bastion.spectra.lanczos import Spectrum, largest
+from bastion.jacobians.lanczos import Spectrum, largest
 
 SHAPES = [(40, 40), (30, 90), (90, 30)]
 PRESCRIBED: dict[str, Sequence[float]] = {
@@ -96,6 +96,15 @@ def test_a_small_basis_restarts_and_ends_at_the_same_values() -> None:
     assert torch.allclose(roomy.values, tight.values, rtol=1e-6)
     assert tight.residuals.max() <= 1e-4
     assert (tight.products > roomy.products)[0]
+
+
+@pytest.mark.parametrize("basis", [16, 64, 400])
+def test_vectors_stay_orthogonal_in_float32_over_many_steps(basis: int) -> None:
+    """Vectors that are not give values above the largest. One pass of orthogonalisation gives 30 here, not 2."""
+    matrices = made([[1 + 1 / (1 + i / 3) for i in range(300)]], (400, 400), torch.float32)
+    found = search(matrices, basis=basis, tolerance=1e-5, top=4)
+    assert relative_errors(found, matrices).max() < 2e-6
+    assert found.residuals.max() <= 1e-5
 
 
 def test_the_rest_of_the_batch_does_not_matter() -> None:

@@ -208,7 +208,7 @@ def _residuals(operator: Operator, found: Triplets) -> Tensor:
 def _orthogonal(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """The part of each vector (B, n) that is orthogonal to the rows of its basis (B, j, n), and its components (B, j).
 
-    Twice is enough (Kahan): the second pass takes away what rounding left.
+    Twice is enough (Kahan), and once is not: what rounding leaves in one vector grows in the next ones.
     """
     components = vector.new_zeros(basis.shape[:2])
     for _ in range(2):

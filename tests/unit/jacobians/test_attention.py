@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bastion.spectra.attention import Heads, head_jacobian
+from bastion.jacobians.attention import Heads, head_jacobian
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,64 @@
+"""Figures of a report as a PNG for the docs, by the beginnings of their titles. Needs Chromium.
+
+python -m scripts.report_picture report.html docs/perturbations.png 'Perturbations as pictures' 'Input gradients ('
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from tests import browser
+
+WIDTH = 1080  # three panels side by side
+# From the title to the next one, or to the end of the article.
+FIND = """(() => {
+  const titles = [...document.querySelectorAll('#analysis article > h4')];
+  const top = (element) => element.getBoundingClientRect().top + scrollY;
+  const place = titles.findIndex((each) => each.textContent.trim().startsWith(%s));
+  if (place < 0) return titles.map((each) => each.textContent.trim());
+  const article = titles[place].parentElement, next = titles[place + 1];
+  const end = next && next.parentElement === article ? top(next) : article.getBoundingClientRect().bottom + scrollY;
+  return {top: top(titles[place]), height: end - top(titles[place]), left: article.getBoundingClientRect().left,
+          width: article.clientWidth};
+})()"""
+MARGIN = 12
+
+
+def pictures(page: Path, titles: list[str]) -> list[Image.Image]:
+    shots = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser.opened(Path(profile)) as tab:
+        tab.open(page.resolve(), width=WIDTH, height=900)
+        for title in titles:
+            box = tab.run(FIND % json.dumps(title))
+            if isinstance(box, list):
+                raise SystemExit(f"no figure '{title}…' in {page}; it has {', '.join(box)}")
+            around = {"x": box["left"] - MARGIN, "y": box["top"] - MARGIN}
+            shot = tab.picture(**around, width=box["width"] + 2 * MARGIN, height=box["height"] + MARGIN)
+            shots.append(Image.open(io.BytesIO(shot)).convert("RGB"))
+    return shots
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("titles", nargs="+")
+    options = parser.parse_args()
+    shots = pictures(options.report, options.titles)
+    size = max(shot.width for shot in shots), sum(shot.height for shot in shots)
+    sheet = Image.new("RGB", size, shots[0].getpixel((0, 0)))
+    top = 0
+    for shot in shots:
+        sheet.paste(shot, (0, top))
+        top += shot.height
+    sheet.quantize(256).save(options.output, optimize=True)
+    print(f"{options.output}: {options.output.stat().st_size / 1024:.0f} KB")
+
+
+if __name__ == "__main__":
+    main()

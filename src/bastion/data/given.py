@@ -1,0 +1,241 @@
+"""What a user has as data, as a data set: tensors, arrays or lists, a torch Dataset or DataLoader, a folder, a name.
+
+as_data((x, y))                                  # images (N, C, H, W) or (N, H, W, C), in [0, 1] or bytes; labels
+as_data(torchvision.datasets.SVHN("data"))       # a torch Dataset of (image, label)
+as_data("imagefolder:root=/data/cats,size=160")  # a name, with settings
+as_data("/data/cats")                            # a folder of class folders
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from bastion.data.arrays import ArraySplit
+from bastion.errors import BastionError
+from bastion.progress import bar
+from bastion.recipe_yaml import read_value
+from bastion.storage import sha256
+from bastion.types import Batch, DataSet, Split
+
+NORMALISED = 0.05  # an image this far outside of [0, 1] was normalised, not rounded
+
+
+class TensorSplit:
+    """Float images as they were given, not rounded to bytes."""
+
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
+        self.x, self.labels = x, y
+        self.index = torch.arange(len(x)) if index is None else index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def image(self, position: int) -> Image.Image:
+        pixels = (255 * self.x[position]).round().byte().permute(1, 2, 0).numpy()
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        return Batch(self.index[where], self.x[where], self.labels[where])
+
+    def digest(self) -> str:
+        return sha256(self.x.numpy(), self.labels.numpy())
+
+    def subset(self, positions: Sequence[int]) -> TensorSplit:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        return TensorSplit(self.x[where], self.labels[where], self.index[where])
+
+
+def as_data(
+    given: Any, *, num_classes: Callable[[Tensor], int | None] = lambda _: None, limit: int | None = None
+) -> DataSet | dict[str, Any]:
+    """A data set, or the spec of one. Of examples that are given one by one, the first `limit` are taken.
+
+    `num_classes` tells of a model that it is run on an image of; else there are as many classes as the labels have.
+    """
+    if isinstance(given, DataSet):
+        return given
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, str | Path):
+        return named_data(str(given))
+    if isinstance(given, DataLoader):
+        pairs = _rows(given, limit)
+    elif isinstance(given, Dataset):
+        pairs = _items(given, limit)
+    elif isinstance(given, tuple | list) and len(given) == 2:
+        pairs = images(given[0])[:limit], labels(given[1])[:limit]
+        _check_lengths(len(given[0]), len(given[1]))
+    else:
+        raise BastionError(
+            "data: expected (x, y), a torch Dataset or DataLoader, a folder, or the name of a data set (see `bastion "
+            f"list data`), got {type(given).__name__}"
+        )
+    names = tuple(map(str, getattr(getattr(given, "dataset", given), "classes", ())))
+    x, y = pairs
+    return from_tensors(x, y, num_classes=num_classes(x[:1]), classes=names)
+
+
+def from_tensors(x: Tensor, y: Tensor, *, num_classes: int | None = None, classes: Sequence[str] = ()) -> DataSet:
+    """Images (N, C, H, W) in [0, 1] and their labels as the test split of a data set."""
+    if not len(x):
+        raise BastionError("data: there are no images")
+    count = num_classes or int(y.max()) + 1
+    if int(y.min()) < 0 or int(y.max()) >= count:
+        raise BastionError(
+            f"data: labels must be from 0 to {count - 1}, the model's classes; got {int(y.min())} to {int(y.max())}"
+        )
+    split: Split = _as_bytes(x, y) or TensorSplit(x, y)
+    means, stds = x.mean((0, 2, 3), dtype=torch.float64), x.std((0, 2, 3)).double().clamp(min=1e-3)
+    nothing = split.subset([])
+    return DataSet(
+        name="tensors",
+        classes=tuple(classes) if len(classes) == count else tuple(map(str, range(count))),
+        shape=(x.shape[1], x.shape[2], x.shape[3]),
+        mean=tuple(means.tolist()),
+        std=tuple(stds.tolist()),
+        train=nothing,
+        val=nothing,
+        test=split,
+        fingerprint=hashlib.sha256(split.digest().encode()).hexdigest()[:16],
+    )
+
+
+def images(given: Any) -> Tensor:
+    """float32 (N, C, H, W) in [0, 1], of tensors, arrays or lists; bytes are divided by 255."""
+    x = torch.stack([image(each) for each in given]) if isinstance(given, list | tuple) else _tensor(given, "images")
+    if x.ndim == 3:
+        raise BastionError(
+            f"images: expected (N, C, H, W), got {tuple(x.shape)}; for one image, add a batch axis: x[None]"
+        )
+    if x.ndim != 4:
+        raise BastionError(f"images: expected (N, C, H, W), got {tuple(x.shape)}")
+    if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    return in_range(x)
+
+
+def image(given: Any) -> Tensor:
+    """One of them, (C, H, W); a PIL picture too."""
+    if isinstance(given, Image.Image):
+        given = np.array(given.convert("L" if given.mode in ("1", "L") else "RGB"))
+    x = _tensor(given, "an image")
+    x = x[None] if x.ndim == 2 else x
+    if x.ndim != 3:
+        raise BastionError(f"data: expected an image as (C, H, W), got {tuple(x.shape)}")
+    return x.permute(2, 0, 1) if x.shape[0] not in (1, 3) and x.shape[2] in (1, 3) else x
+
+
+def in_range(x: Tensor) -> Tensor:
+    """As float32 in [0, 1], or an error that says what the images seem to be."""
+    if x.dtype == torch.uint8:
+        return x.float().div_(255).contiguous()
+    if not x.is_floating_point():
+        raise BastionError(f"images: expected floats in [0, 1] or bytes, got {x.dtype}; divide by 255 first")
+    x = x.float().contiguous()
+    low, high = (x.min().item(), x.max().item()) if x.numel() else (0.0, 0.0)
+    if low >= 0 and high <= 1:
+        return x
+    if low < -NORMALISED:
+        raise BastionError(
+            f"images: pixels are from {low:.3g} to {high:.3g}, so they seem to be normalised already. Attacks need "
+            "pixels in [0, 1]: undo the normalisation, and put it into the model: bastion.wrap(model, mean=…, std=…)"
+        )
+    if high > 1.5:
+        raise BastionError(f"images: pixels are from {low:.3g} to {high:.3g}; divide them by 255")
+    if high > 1 + NORMALISED or not (x.isfinite().all()):
+        raise BastionError(f"images: pixels must be in [0, 1], got {low:.3g} to {high:.3g}")
+    return x.clamp(0, 1)  # rounding of a resize, say
+
+
+def labels(given: Any) -> Tensor:
+    """int64 (N,) of tensors, arrays or lists."""
+    y = _tensor(given, "labels")
+    if y.ndim != 1:
+        raise BastionError(f"labels: expected class numbers of shape (N,), got {tuple(y.shape)}")
+    if y.is_floating_point() and not torch.equal(y, y.round()):
+        raise BastionError("labels: expected class numbers, got fractions")
+    return y.long()
+
+
+def _tensor(given: Any, what: str) -> Tensor:
+    try:
+        return given.detach().cpu() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BastionError(f"{what}: cannot be read as numbers, got {type(given).__name__} ({error})") from error
+
+
+def _items(given: Dataset[Any], limit: int | None) -> tuple[Tensor, Tensor]:
+    """Of a torch Dataset: one pair of image and label after another."""
+    if isinstance(given, IterableDataset):
+        return _collected(itertools.islice(given, limit), limit)
+    count = len(given) if limit is None else min(limit, len(given))  # type: ignore[arg-type]
+    return _collected((given[number] for number in range(count)), count)
+
+
+def _rows(given: DataLoader[Any], limit: int | None) -> tuple[Tensor, Tensor]:
+    """Of a DataLoader: batches of images and labels."""
+    pairs = ((image, label) for batch in given for image, label in zip(*_pair(batch), strict=False))
+    return _collected(itertools.islice(pairs, limit), limit)
+
+
+def _collected(pairs: Iterable[Any], total: int | None) -> tuple[Tensor, Tensor]:
+    x: list[Tensor] = []
+    y: list[int] = []
+    with bar("reading data", total or 0, 0) as advance:
+        for pair in pairs:
+            picture, label = _pair(pair)
+            x.append(image(picture))
+            y.append(int(label))
+            if x[-1].shape != x[0].shape:
+                raise BastionError(
+                    f"data: images must have one size, got {tuple(x[0].shape)} and {tuple(x[-1].shape)}; resize them "
+                    "in the data set's transform"
+                )
+            advance()
+    if not x:
+        raise BastionError("data: there are no images")
+    return in_range(torch.stack(x)), torch.tensor(y)
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    if not isinstance(given, tuple | list) or len(given) < 2:
+        raise BastionError(f"data: expected pairs of image and label, got {type(given).__name__}")
+    return given[0], given[1]
+
+
+def _as_bytes(x: Tensor, y: Tensor) -> ArraySplit | None:
+    """A quarter of the memory, where no pixel is lost by it."""
+    levels = (255 * x).round()
+    if not torch.equal(levels / 255, x):
+        return None
+    return ArraySplit(levels.byte().permute(0, 2, 3, 1).contiguous().numpy(), y.numpy())
+
+
+def _check_lengths(images: int, labels: int) -> None:
+    if images != labels:
+        raise BastionError(f"data: {images} images, but {labels} labels")
+
+
+def named_data(text: str) -> dict[str, Any]:
+    """`cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
+    name, _, rest = text.partition(":")
+    if not rest and Path(text).is_dir():
+        return {"name": "imagefolder", "root": text}
+    spec: dict[str, Any] = {"name": name}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BastionError(f"data '{text}': expected NAME:key=value,key=value, got '{pair}'")
+        spec[key] = read_value(value, f"data '{text}'")
+    return spec

@@ -1,0 +1,158 @@
+"""From a user's own model and tensors to adversarial examples, or to robust accuracies, in one call; nothing is stored.
+
+adv = bastion.attack(model, x, y, "autoattack", norm="linf", eps=8/255)
+result = bastion.evaluate(model, (x, y), attacks=["apgd-t", PGD(steps=20)], norm="linf", eps=[2/255, 8/255])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bastion import rng
+from bastion.acceleration import accelerate
+from bastion.attacks import Attack, Threat, attacks
+from bastion.attacks.judge import is_adversarial, judge
+from bastion.data.given import images, labels
+from bastion.errors import BastionError
+from bastion.forward import in_mode, predict
+from bastion.measuring.facts import Facts
+from bastion.measuring.identity import device_of
+from bastion.measuring.runner import BATCH_SIZE, measure
+from bastion.models.load import load
+from bastion.progress import bar
+from bastion.recipe_yaml import read_value
+from bastion.threat import Norm
+from bastion.types import Batch
+
+Attacks = str | Mapping[str, Any] | Attack
+Radius = float | str  # 0.03 or "8/255"
+
+
+@dataclass(frozen=True)
+class AdversarialExamples:
+    """What an attack made of images, on their device, one row for each."""
+
+    x: Tensor  # inside the threat's set
+    success: Tensor  # bool: misclassified; images that were wrong already count, at distance 0
+    distance: Tensor  # from the image, in the threat's norm
+    logits: Tensor  # of the model at x
+
+    def __repr__(self) -> str:
+        return f"AdversarialExamples({int(self.success.sum())} of {len(self.success)} misclassified)"
+
+
+def attack(
+    model: nn.Module | str | Path,
+    x: Any,
+    y: Any,
+    attack: Attacks = "autoattack",
+    *,
+    norm: Norm = "linf",
+    eps: Radius = 8 / 255,
+    seed: int = 0,
+    batch_size: int = BATCH_SIZE,
+) -> AdversarialExamples:
+    """Attack images with pixels in [0, 1] inside a ball of radius `eps`. What comes back is tested on the model itself.
+
+    The model takes pixels and gives logits; it is run in eval mode. `attack` is a name (see `bastion list attacks`),
+    a dict such as `{"name": "pgd", "steps": 20}`, or an attack.
+    """
+    network = load(model) if isinstance(model, str | Path) else model
+    batch = _batch(x, y)
+    threat, chosen = Threat(norm, radius(eps)), attack if isinstance(attack, Attack) else attacks.build(attack)
+    device, found = device_of(network), []
+    accelerated = accelerate(network)
+    with in_mode(network, training=False), rng.preserved(), bar("attacking", len(batch.x)) as advance:
+        for start in range(0, len(batch.x), batch_size):
+            some = batch.select(torch.arange(start, min(start + batch_size, len(batch.x)))).to(device)
+            rng.reseed("attack", seed, start)
+            found.append(_attacked(accelerated, some, chosen, threat, seed))
+            advance(len(some.x))
+    home = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    names = [field.name for field in dataclasses.fields(AdversarialExamples)]
+    return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(home) for name in names))
+
+
+def _attacked(model: nn.Module, batch: Batch, chosen: Attack, threat: Threat, seed: int) -> AdversarialExamples:
+    verdict = judge(model, batch, chosen, threat, seed=seed)
+    # What an attack returned outside of the set is no adversarial example: the image itself stands in its place.
+    x = torch.where(verdict.inside.view(-1, 1, 1, 1), verdict.x, batch.x)
+    logits = predict(model, batch.at(x))
+    success = is_adversarial(threat, batch.x, x, logits, batch.y)
+    return AdversarialExamples(x, success, threat.distance(batch.x, x), logits)
+
+
+def _batch(x: Any, y: Any) -> Batch:
+    pictures, classes = images(x), labels(y)
+    if len(pictures) != len(classes):
+        raise BastionError(f"attack: {len(pictures)} images, but {len(classes)} labels")
+    if not len(pictures):
+        raise BastionError("attack: there are no images")
+    return Batch(torch.arange(len(pictures)), pictures, classes)
+
+
+def radius(eps: Radius) -> float:
+    """0.03, or as people write it: "8/255"."""
+    value = read_value(eps, "eps") if isinstance(eps, str) else eps
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BastionError(f"eps: expected a number such as 8/255, got {eps!r}")
+    return float(value)
+
+
+def evaluate(
+    model: nn.Module | str | Path,
+    data: Any,
+    attacks: Attacks | Sequence[Attacks] = "autoattack",
+    *,
+    norm: Norm = "linf",
+    eps: Radius | Sequence[Radius] = 8 / 255,
+    checks: bool = True,
+    limit: int | None = None,
+    seed: int = 0,
+    workers: int | None = 1,
+    batch_size: int = BATCH_SIZE,
+    keep: int | str = 0,
+) -> Facts:
+    """Clean and robust accuracy with 95 % intervals, under each attack, at each radius.
+
+    As `measure` with a suite of these attacks, but nothing is stored: a second call begins anew. `checks` are those of
+    [when not to trust a number](sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
+    """
+    chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
+    radii = [radius(each) for each in ([eps] if isinstance(eps, str | int | float) else eps)]
+    suite = attack_suite(chosen, norm, radii, checks=checks)
+    with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
+        options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
+        return measure(model, data, suite, folder=Path(folder) / "run", keep=keep, **options).in_memory()
+
+
+def attack_suite(
+    chosen: Sequence[Attacks], norm: Norm, radii: Sequence[float], *, checks: bool = True
+) -> dict[str, Any]:
+    """What a suite of these attacks would say: clean accuracy, each attack at each radius, checks."""
+    if not chosen or not radii:
+        raise BastionError("evaluate: give at least one attack and one eps")
+    names = [_label(each) for each in chosen]
+    probes: dict[str, Any] = {"clean": "accuracy"}
+    for number, (name, each) in enumerate(zip(names, chosen, strict=True)):
+        label = name if names.count(name) == 1 else f"{name} {names[: number + 1].count(name)}"
+        probes[label] = {"name": "adversarial", "threat": {"norm": norm}, "attack": each}
+    labels, paths = list(probes), [f"probes.{label}.threat.eps" for label in list(probes)[1:]]
+    if checks:
+        probes["checks"] = {"name": "sanity", "threat": {"norm": norm, "eps": max(radii)}}
+    worst = {"worst case": {"worst": labels}} if len(labels) > 2 and len(radii) == 1 else {}
+    return {"axes": {"eps": {"set": paths, "to": list(radii)}}, "probes": probes, "aggregates": worst}
+
+
+def _label(chosen: Attacks) -> str:
+    if isinstance(chosen, Attack):
+        return chosen.describe().replace("/", "∕")
+    return chosen if isinstance(chosen, str) else str(chosen.get("name"))

@@ -1,0 +1,96 @@
+"""A network of the user's own as a `Classifier`: pixels in [0, 1] in, normalised inside, logits out.
+
+model = bastion.wrap(network, normalize="imagenet")
+model = bastion.wrap(network, mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bastion.errors import BastionError, did_you_mean
+from bastion.forward import in_mode
+from bastion.models.classifier import Backbone, Blocks, Classifier
+from bastion.models.normalisations import NORMALISATIONS
+
+SIZES = (32, 224, 28, 64, 96, 160, 256, 299, 384)  # of images, tried in turn where the network does not say its own
+
+
+def wrap(
+    module: nn.Module,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    normalize: str | None = None,
+    shape: tuple[int, int, int] | None = None,
+    blocks: Sequence[str] = (),
+) -> Classifier:
+    """The network with its normalisation: by `mean` and `std`, or by a name such as `imagenet`; `none` has none.
+
+    `shape` is (C, H, W) of its images, where it cannot be found out. `blocks` are its residual blocks by the names of
+    their modules, * for a number (`layers.*`), if their outputs or Jacobians are wanted.
+    """
+    means, stds = _stats(mean, std, normalize)
+    found = shape or _shape(module, len(means))
+    try:
+        with torch.no_grad(), in_mode(module, training=False):
+            outputs = module(torch.zeros(1, *found, device=_device(module)))
+    except Exception as error:
+        raise BastionError(
+            f"wrap: {type(module).__name__} does not take images of {found} ({error}); give shape=(C, H, W)"
+        ) from error
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
+        raise BastionError(f"wrap: {type(module).__name__} must give logits (B, classes), got {type(outputs).__name__}")
+    known = _known(module)
+    if blocks:
+        known["blocks"] = tuple(map(Blocks, blocks))
+    backbone = Backbone(module, outputs.shape[1], found, **known)
+    return Classifier(backbone, means, stds).to(_device(module)).train(module.training)
+
+
+def _stats(
+    mean: Sequence[float] | None, std: Sequence[float] | None, normalize: str | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if normalize is not None and mean is None and std is None:
+        if normalize not in NORMALISATIONS:
+            raise BastionError(f"wrap: unknown normalisation '{normalize}'{did_you_mean(normalize, NORMALISATIONS)}")
+        return NORMALISATIONS[normalize]
+    if mean is None or std is None or normalize is not None:
+        raise BastionError(
+            f"wrap: give mean and std, or normalize= one of {', '.join(NORMALISATIONS)}; `none` if the network "
+            "normalises by itself"
+        )
+    return tuple(map(float, mean)), tuple(map(float, std))
+
+
+def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
+    """What timm says of its models; else the first size that the network takes."""
+    config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None) or {}
+    if size := config.get("input_size"):
+        return (int(size[0]), int(size[1]), int(size[2]))
+    for side in SIZES:
+        try:
+            with torch.no_grad(), in_mode(module, training=False):
+                module(torch.zeros(1, channels, side, side, device=_device(module)))
+            return channels, side, side
+        except Exception:  # whatever a stranger's network does with images of another size
+            continue
+    raise BastionError(
+        f"wrap: the size of the images of {type(module).__name__} could not be found; give shape=(C, H, W)"
+    )
+
+
+def _known(module: nn.Module) -> dict[str, Any]:
+    """Of a network of timm's: its paper, its residual blocks."""
+    from bastion.models.timm import family_of
+
+    config: Any = getattr(module, "pretrained_cfg", None) or {}
+    return family_of(str(config.get("architecture", "")))._asdict()
+
+
+def _device(module: nn.Module) -> torch.device | None:
+    return next((tensor.device for tensor in module.state_dict().values()), None)

@@ -1,1 +1,0 @@
-"""Singular values of Jacobians by products alone: no Jacobian is ever stored."""

@@ -1,0 +1,184 @@
+"""What somebody writes who has read nothing: a model and data of their own, a few lines, and a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import bastion
+from bastion.attacks import PGD, AutoAttack, Square
+from bastion.types import Attack, Batch
+
+EPS = 8 / 255
+
+
+class Net(nn.Module):
+    """A third party's network: no base class of ours, no attributes that we know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(8 * 7 * 7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def images(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Bytes as in a picture file, under the labels that the model gives them, but for the last four."""
+    x = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(0)) / 255
+    y = model(x).argmax(1)
+    y[8:] = (y[8:] + 1) % 10
+    return x, y
+
+
+def test_attack_my_tensors(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x, y = images
+    adv = bastion.attack(model, x, y, "autoattack", norm="linf", eps=8 / 255)
+    assert adv.x.shape == x.shape and (adv.x - x).abs().max() <= EPS + 1e-6 and 0 <= adv.x.min() <= adv.x.max() <= 1
+    assert torch.equal(adv.success, model(adv.x).argmax(1) != y) and torch.allclose(adv.logits, model(adv.x), atol=1e-5)
+    assert adv.success[8:].all() and (adv.distance[8:] == 0).all() and model.training
+    assert "of 12 misclassified" in repr(adv)
+
+
+def test_evaluate_my_module_on_arrays_and_lists(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x, y = images
+    result = bastion.evaluate(model, (x.numpy(), y.tolist()), attacks=["apgd-t", PGD(steps=20)], norm="linf", eps=EPS)
+    assert result.accuracies()["clean"].value == pytest.approx(8 / 12)
+    assert list(result.accuracies()) == ["clean", "apgd-t", "pgd", "worst case"]
+    assert "ℓ∞ ≤ 8/255" in result.table() and "clean 66.67 %" in repr(result)
+    assert "<table>" in result._repr_html_()
+
+
+def test_another_eps_or_several(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    result = bastion.evaluate(model, images, "pgd", norm="l2", eps=[0, "1/2"], checks=False)
+    accuracies = result.accuracies()
+    assert accuracies["pgd eps=0"].value == accuracies["clean"].value >= accuracies["pgd eps=0.5"].value
+
+
+class Pairs(Dataset[Any]):
+    """PIL pictures and ints, as torchvision's data sets have them."""
+
+    classes = tuple("abcdefghij")
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, number: int) -> Any:
+        from torchvision.transforms.functional import to_pil_image
+
+        return to_pil_image(self.x[number]), int(self.y[number])
+
+
+@pytest.mark.parametrize("kind", ["dataset", "pictures", "loader", "channels last", "bytes"])
+def test_my_data_set_in_any_form(kind: str, model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x, y = images
+    data: Any = {
+        "dataset": TensorDataset(x, y),
+        "pictures": Pairs(x, y),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=5),
+        "channels last": (x.permute(0, 2, 3, 1).numpy(), y),
+        "bytes": ((255 * x).round().byte(), y),
+    }[kind]
+    result = bastion.evaluate(model, data, "pgd", limit=10, checks=False)
+    expected = bastion.evaluate(model, images, "pgd", limit=10, checks=False)
+    assert result.n == 10
+    for name in ("clean/correct", "pgd/correct", "pgd/distance"):
+        assert np.array_equal(result.columns[name], expected.columns[name], equal_nan=True)
+    assert result.about.classes == (Pairs.classes if kind == "pictures" else tuple("0123456789"))
+
+
+def test_every_adversarial_image_and_a_table_of_all_examples(
+    model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    x, y = images
+    result = bastion.evaluate(model, (x, y), "pgd", keep="all", checks=False)
+    wrong = model(torch.from_numpy(result.adversarial("pgd"))).argmax(1) != y
+    assert np.array_equal(wrong.numpy(), ~result.correct("pgd"))
+    result.to_csv(tmp_path / "facts.csv")
+    lines = (tmp_path / "facts.csv").read_text().splitlines()
+    assert len(lines) == 13 and lines[0].startswith("index,label,clean/correct,") and lines[0].count("index") == 1
+    with pytest.raises(bastion.BastionError, match="kept of 0 of the 12 examples"):
+        bastion.evaluate(model, (x, y), "pgd", checks=False).adversarial("pgd")
+
+
+def test_two_models_measured_and_compared(
+    model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(1)
+    for name, network in {"a": model, "b": Net()}.items():
+        bastion.measure(network, images, {"probes": {"clean": "accuracy"}}, folder=name)
+    assert "clean" in bastion.compare("a", "b").table()
+
+
+class Darker(Attack):
+    """A user's own, registered nowhere."""
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Any, *, seed: int) -> Tensor:
+        return threat.project(batch.x, batch.x - threat.eps)
+
+
+def test_my_own_attack_inline(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x, y = images
+    adv = bastion.attack(model, x, y, Darker(), eps=EPS)
+    assert torch.allclose(adv.x[:8], (x[:8] - EPS).clamp(min=0))
+    result = bastion.evaluate(model, images, [Darker(), Square(queries=5)], eps=EPS, checks=False)
+    assert len(result.accuracies()) == 4
+
+
+def test_a_timm_model_with_its_normalisation() -> None:
+    network = timm.create_model("resnet10t", num_classes=10)
+    model = bastion.wrap(network, normalize="imagenet")
+    x, y = torch.rand(2, 3, 64, 64), [0, 1]
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert torch.allclose(model.eval()(x), network.eval()((x - mean) / std), atol=1e-5)
+    assert len(model.blocks()) == 4 and bastion.attack(model, x, y, "fgsm").x.shape == x.shape
+    assert bastion.load("timm/resnet10t:pretrained=false").num_classes == 1000
+
+
+def test_classes_are_where_one_looks_for_them() -> None:
+    assert AutoAttack().named_members("linf")[0][0] == "apgd-ce"
+    with pytest.raises(ImportError, match="Fool"):
+        from bastion.attacks import Fool  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.rand(2, 3, 32, 32) * 4 - 2, [0, 1], "seem to be normalised already"),
+        (torch.rand(2, 3, 32, 32) * 255, [0, 1], "divide them by 255"),
+        (torch.rand(3, 32, 32), [0], r"add a batch axis: x\[None\]"),
+        (torch.rand(2, 3, 32, 32), [0], "2 images, but 1 labels"),
+        (torch.rand(2, 3, 32, 32), [0.5, 1], "got fractions"),
+        (torch.rand(2, 3, 32, 32), [0, 10], "labels? (must be|10)"),
+        (torch.full((2, 3, 32, 32), torch.nan), [0, 1], "pixels must be in"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(x: Tensor, y: Any, message: str, model: nn.Module) -> None:
+    with pytest.raises(bastion.BastionError, match=message):
+        bastion.attack(model, x, y, "pgd")
+    with pytest.raises(bastion.BastionError, match=message):
+        bastion.evaluate(model, (x, y), "pgd")
+
+
+def test_an_eps_in_levels_is_refused(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(bastion.BastionError, match="8/255 meant"):
+        bastion.evaluate(model, images, "fgsm", eps=8)

@@ -1,0 +1,61 @@
+"""What facts amount to, from columns with known answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement
+from bastion.measuring.intervals import mean
+from bastion.run import Run, environment
+
+
+def facts_of(columns: dict[str, Any], **aggregates: MeasuredAggregate) -> Facts:
+    """`facts_of({"near/distance": […]}, total=…)`: in memory."""
+    arrays = {name: np.array(column) for name, column in columns.items()}
+    n = len(next(iter(arrays.values())))
+    cases = tuple(
+        MeasuredCase(
+            label=label, kind="probes", role="attack", store=f"id/{label}", n=n, spec={"norm": "l2"}, columns=(name,)
+        )
+        for label, _, name in (key.partition("/") for key in arrays)
+    )
+    about = {"model": "m", "weights": "w", "classes": ("a", "b"), "suite": "s", "n": n, "aggregates": aggregates}
+    data = {"name": "tiny", "split": "test", "fingerprint": "f"}
+    return Facts(Run(Path("nowhere")), Measurement(**environment(0), **about, data=data, cases=cases), arrays)
+
+
+DISTANCES = {"near/distance": [0.5, 1.0, np.inf, 0.0], "far/distance": [1.5, np.inf, np.inf, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "expected"),
+    [("mean", {"near": 1.0, "far": 1.0}, [1.0, 0.5]), ("sum", {"near": 1.0, "far": -1.0}, [-1.0, -1.0])],
+)
+def test_an_aggregate_leaves_out_examples_without_a_finite_number_and_says_so(
+    kind: str, weights: dict[str, float], expected: list[float]
+) -> None:
+    facts = facts_of(DISTANCES, total=MeasuredAggregate(kind=kind, members=weights, column="distance"))
+    assert np.array_equal(facts.aggregate_column("total"), [expected[0], np.nan, np.nan, expected[1]], equal_nan=True)
+    assert facts.aggregate("total") == mean(np.array(expected))
+    told = facts.table()
+    assert "note: total: without 2 of 4 examples, whose 'distance' is not finite" in told
+    assert told.splitlines()[1].split()[:2] == ["total", f"{np.mean(expected):.4g}"]  # a distance is no percentage
+
+
+def test_aggregates_of_right_and_wrong_are_of_every_example() -> None:
+    columns = {"a/correct": [True, True, False, False], "b/correct": [True, False, True, False]}
+    weights = {"a": 0.5, "b": 2.0}
+    facts = facts_of(
+        columns,
+        worst=MeasuredAggregate(kind="worst", members=weights),
+        mean=MeasuredAggregate(kind="mean", members=weights),
+        errors=MeasuredAggregate(kind="errors", members=weights),
+    )
+    assert facts.aggregate_column("worst").tolist() == [True, False, False, False]
+    assert facts.aggregate_column("mean").tolist() == [1, 0.5, 0.5, 0]
+    assert facts.aggregate_column("errors").tolist() == [0, 2, 0.5, 2.5]
+    assert not facts.left_out()
