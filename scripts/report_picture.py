@@ -56,7 +56,7 @@ def main() -> None:
     for shot in shots:
         sheet.paste(shot, (0, top))
         top += shot.height
-    sheet.quantize(256).save(options.output, optimize=True)
+    sheet.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(options.output, optimize=True)
     print(f"{options.output}: {options.output.stat().st_size / 1024:.0f} KB")
 
 
