@@ -2,10 +2,10 @@
 
     python -m benchmarks.jacobian --write
 
-Blocks of Vision Transformers with random weights and tokens. Each case runs in a process of its own, on one thread, or
-on two at 224 pixels. Seconds are of the processor, so that other programs on the machine count little; `clock` is
-stored too. Memory is what the process takes beyond model and input. `dense` is `torch.func.jacrev` and then
-`torch.linalg.svdvals`; power iteration goes on until its residual is below the tolerance of Lanczos.
+Blocks of Vision Transformers with random weights and tokens. Each case runs in a process of its own, on one thread.
+Seconds are of the processor, so that other programs on the machine count little; `clock` is stored too. Memory is what
+the process takes beyond model and input. `dense` is `torch.func.jacrev` and then `torch.linalg.svdvals`; power iteration
+goes on until its residual is below the tolerance of Lanczos.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ METHODS: dict[str, Callable[[nn.Module, Tensor], dict[str, Any]]] = {
 
 def run(method: str, size: str) -> dict[str, Any]:
     """In this process."""
-    torch.set_num_threads(2 if size in LARGE else 1)
+    torch.set_num_threads(1)
     module, x = block(size)
     METHODS[method](module, x[:, :2])  # whatever is made once
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
