@@ -4,8 +4,8 @@
 
 Blocks of Vision Transformers with random weights and tokens. Each case runs in a process of its own, on one thread.
 Seconds are of the processor, so that other programs on the machine count little; `clock` is stored too. Memory is what
-the process takes beyond model and input. `dense` is `torch.func.jacrev` and then `torch.linalg.svdvals`; power iteration
-goes on until its residual is below the tolerance of Lanczos.
+the process takes beyond model and input. `dense` is `torch.func.jacrev` and then `torch.linalg.svdvals`. Power
+iteration goes on until its residual is below the tolerance of Lanczos.
 """
 
 from __future__ import annotations
