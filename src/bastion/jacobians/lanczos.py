@@ -36,7 +36,7 @@ class Operator(Protocol):
 
 
 class Spectrum(NamedTuple):
-    values: Tensor  # (B, k) float64, the largest first; 0 where the map has fewer
+    values: Tensor  # (B, k) float64, the largest first; 0 where the map has fewer, NaN where it is not finite
     residuals: Tensor  # (B, k) ‖Aᵀu − σv‖ / σ₁: a singular value is within this share of σ₁ of the value
     products: Tensor  # (B,) with A and with Aᵀ
 
@@ -117,7 +117,7 @@ def _search(
         if not (krylov.is_full or last or krylov.count % CHECK_EVERY == 0):
             continue
         values, errors = krylov.decompose(top)
-        arrived = (errors <= MARGIN * tolerance * values[:, :1]).all(1)
+        arrived = (errors <= MARGIN * tolerance * values[:, :1]).all(1) | values.isnan().any(1)
         if locked is not None:
             rough = errors[:, 0] <= ROUGH * values[:, 0]
             arrived |= rough & (values[:, 0] + errors[:, 0] < locked.values[:, -1])
@@ -167,8 +167,10 @@ class _Krylov:
         return vector if self.locked is None else _orthogonal(vector, getattr(self.locked, side))[0]
 
     def decompose(self, top: int) -> tuple[Tensor, Tensor]:
-        """(B, top) values of T, and how far each is from a singular value of A at most."""
-        self.svd = torch.linalg.svd(self.projected[:, : self.count, : self.count])
+        """(B, top) values of T, and how far each is from a singular value of A at most; NaN of maps that are none."""
+        projected = self.projected[:, : self.count, : self.count]
+        self.svd = torch.linalg.svd(projected.nan_to_num())
+        self.svd.S[~projected.isfinite().all((1, 2))] = torch.nan
         errors = self.beta[:, None].expand(-1, top).clone()  # none of a value that is missing if β = 0: it is zero
         shown = min(top, self.count)
         errors[:, :shown] *= self.svd.U[:, -1, :shown].abs()
@@ -221,8 +223,8 @@ def _orthogonal(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 def _unit(vector: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
     """(B, n) of length 1, and the lengths (B,) float64; both zero where the length is below the floor."""
     length = torch.linalg.vector_norm(vector, dim=1).double()
-    length = torch.where(length > floor, length, 0.0)
-    return vector * torch.where(length > 0, 1 / length, 0.0)[:, None].to(vector.dtype), length
+    length = torch.where(length <= floor, 0.0, length)
+    return vector * torch.where(length == 0, 0.0, 1 / length)[:, None].to(vector.dtype), length
 
 
 def rounding(like: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import torch
 from annotated_types import Gt, Lt, MinLen
@@ -49,7 +49,7 @@ class JacobianSpectra(Probe):
         "embedding": "largest singular values of the Jacobian from pixels to the first block",
         "head": "largest singular values of the Jacobian from the last block to logits",
         "network": "largest singular values of the Jacobian from pixels to logits",
-        **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`" for name in Fact.__args__},  # type: ignore[attr-defined]
+        **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`" for name in get_args(Fact)},
         "table_1": "largest of `block` over all blocks; NaN for misclassified images (Table 1 of Wang and Ruan)",
         "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
         "products": "with J and with Jᵀ, over all parts",
@@ -84,7 +84,7 @@ class JacobianSpectra(Probe):
             columns[part][at], columns[f"{part}_residual"][at] = found.values.float(), found.residuals.float()
             products += found.products.cpu()
             forward_mode += operator.forward_mode
-            unconverged |= (found.residuals > self.tolerance).any(1).cpu()
+            unconverged |= ~(found.residuals <= self.tolerance).all(1).cpu()  # true of NaN too
         if chain and "block" in self.parts:
             right = ~misclassified(chain.logits, batch.y).cpu()
             columns["table_1"] = columns["block"][..., 0].nan_to_num(0).amax(1).where(right, torch.nan)

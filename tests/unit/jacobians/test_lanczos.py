@@ -116,6 +116,18 @@ def test_the_rest_of_the_batch_does_not_matter() -> None:
         assert alone.products[0] == together.products[row]
 
 
+@pytest.mark.parametrize("top", [1, 3])
+def test_a_map_that_is_not_finite_has_no_values_and_harms_no_other(top: int) -> None:
+    matrices = made([PRESCRIBED["dense"]] * 3, (40, 40))
+    alone = search(matrices[:1], top=top)
+    matrices[1, 2, 3] = torch.nan
+    matrices[2, 0, 0] = torch.inf
+    found = search(matrices, top=top)
+    assert torch.allclose(found.values[0], alone.values[0], rtol=1e-12)
+    assert found.values[1:].isnan().all() and found.residuals[1:].isnan().all()
+    assert (found.products[1:] <= found.products[0]).all()
+
+
 def test_a_residual_bounds_the_error_and_tells_of_a_search_that_was_cut_short() -> None:
     matrices = made([PRESCRIBED["dense"]], (40, 40))
     cut = search(matrices, top=3, limit=20)
