@@ -31,7 +31,7 @@ MARGIN = 12
 
 def pictures(page: Path, titles: list[str]) -> list[Image.Image]:
     shots = []
-    with tempfile.TemporaryDirectory() as profile, browser.opened(Path(profile)) as tab:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser.opened(Path(profile)) as tab:
         tab.open(page.resolve(), width=WIDTH, height=900)
         for title in titles:
             box = tab.run(FIND % json.dumps(title))
@@ -56,7 +56,7 @@ def main() -> None:
     for shot in shots:
         sheet.paste(shot, (0, top))
         top += shot.height
-    sheet.quantize(256).save(options.output, optimize=True)
+    sheet.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(options.output, optimize=True)
     print(f"{options.output}: {options.output.stat().st_size / 1024:.0f} KB")
 
 

@@ -32,7 +32,10 @@ PAGES = [
     "docs/intervals.md",
     "docs/measuring.md",
     "docs/corruptions.md",
+    "docs/interpretability.md",
     "docs/occlusion.md",
+    "docs/weights-and-loss.md",
+    "docs/generalization.md",
     "docs/data.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)

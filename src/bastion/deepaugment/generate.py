@@ -31,7 +31,7 @@ from bastion.types import DataSet, Split
 VERSION = 1  # to be raised when the same settings come to give other images
 GROUP = 16  # images, one after the other, that pass through one distorted network
 PART = 64 * GROUP  # images that are stored together
-LEAST = 0.3  # structural similarity with the original, below which another distortion is drawn
+LEAST = 0.45  # structural similarity with the original, below which another distortion is drawn
 ATTEMPTS = 6  # then the image is reconstructed without any
 WORST = 18.0  # dB: a network that reconstructs no better is not used
 PIXELS = 1 << 20  # that pass through a network at once

@@ -28,6 +28,7 @@ class Network(nn.Module):
         for module in self.modules():
             if isinstance(module, Residual):
                 nn.init.zeros_(module.last.weight)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def build(self) -> None:
         """Make the layers."""
@@ -59,7 +60,7 @@ class EDSR(Network):
         return [self.head, *_layers(self.body), self.tail]
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.head(x - 0.5)
+        features = self.head(_centred(x))
         restored: Tensor = self.tail(features + self.body(features))
         return restored + 0.5
 
@@ -97,7 +98,7 @@ class CAE(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        codes = self.encoder(F.pad(x - 0.5, (0, -width % 4, 0, -height % 4), mode="replicate"))
+        codes = self.encoder(F.pad(_centred(x), (0, -width % 4, 0, -height % 4), mode="replicate"))
         codes = codes + ((LEVELS * codes).round() / LEVELS - codes).detach()  # rounded; the gradient passes
         restored: Tensor = self.decoder(codes)
         return restored[:, :, :height, :width] + 0.5
@@ -120,6 +121,11 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         changed: Tensor = self.last(F.relu(self.first(x)))
         return x + changed
+
+
+def _centred(x: Tensor) -> Tensor:
+    """Around 0, in the memory format in which convolutions of few channels take half the time."""
+    return (x - 0.5).contiguous(memory_format=torch.channels_last)
 
 
 def _layers(sequence: nn.Sequential) -> list[nn.Conv2d | Residual]:

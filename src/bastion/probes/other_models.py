@@ -29,7 +29,7 @@ def other_model(name: str, known: str, model: nn.Module, batch: Batch, where: st
     return _loaded(name, known, shape, batch.x.device, accelerated, columns_of(model), where)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _loaded(
     name: str,
     known: str,

@@ -10,7 +10,7 @@ import numpy as np
 from bastion.measuring.correlation import LEAST, spearman
 from bastion.reporting.boards import Board, Column, Entry
 from bastion.reporting.figures import Figure, Table
-from bastion.reporting.wording import percent, quantity
+from bastion.reporting.wording import amount, percent
 
 CORRELATED = (
     "Spearman’s rank correlation of each pair of columns over the models that have both, with its 95 % interval by "
@@ -45,7 +45,7 @@ def _mean(column: Numbers, members: Sequence[int]) -> str:
     values = [column.values[position] for position in members if position in column.values]
     if not values:
         return "–"
-    return percent(float(np.mean(values))) if column.is_share else quantity(float(np.mean(values)))
+    return percent(float(np.mean(values))) if column.is_share else amount(float(np.mean(values)))
 
 
 def correlations(board: Board) -> Figure | None:

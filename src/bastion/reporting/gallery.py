@@ -109,7 +109,7 @@ def side_by_side(comparison: Comparison, label: str) -> tuple[Column, list[dict[
     """Positions of the examples that every row has pictures of under this probe, and each row's pictures of them."""
     kept = [row.facts.pictures(label) for row in comparison.rows]
     if not all(kept):
-        return np.zeros(0, np.int64), []
+        return np.zeros(0, np.int64), [{} for _ in kept]
     positions = functools.reduce(np.intersect1d, [each["position"] for each in kept])
     rows = [np.searchsorted(each["position"], positions) for each in kept]
     return positions, [

@@ -61,6 +61,11 @@ def rescaled(delta: Column, scale: float) -> Column:
     return to_bytes((delta + scale) / (2 * scale) if scale > 0 else np.full_like(delta, 0.5))
 
 
+def in_deviations(change: Column) -> Column:
+    """As bytes: -3 of its standard deviations are black, zero is grey, +3 are white."""
+    return rescaled(change, 3 * float(change.std()))
+
+
 def grey(image: Column) -> Column:
     """(1, H, W): the luma of (3, H, W) bytes; one channel stays as it is."""
     if image.shape[0] != 3:

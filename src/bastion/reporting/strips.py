@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from markupsafe import Markup
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
+from bastion.reporting.gallery import side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, figure, run_mark, to_bytes
 from bastion.reporting.tables import Comparison
@@ -37,16 +37,9 @@ class Kept:
 
 def kept(comparison: Comparison, case: MeasuredCase, count: int) -> Kept:
     """Of the first `count` examples that all rows have pictures of."""
-    rows = [row.facts.pictures(case.label) for row in comparison.rows]
-    positions = rows[0].get("position", np.zeros(0, np.int64))
-    for row in rows[1:]:
-        positions = np.intersect1d(positions, row.get("position", positions[:0]))
+    positions, rows = side_by_side(comparison, case.label)
     positions = positions[:count]
-    chosen = [
-        {name: column[np.searchsorted(row["position"], positions)] for name, column in row.items()} if len(positions)
-        else {}
-        for row in rows
-    ]  # fmt: skip
+    chosen = [{name: column[:count] for name, column in row.items()} for row in rows]
     facts = comparison.rows[0].facts
     places = facts.row_numbers(case.label, positions)
     labels = facts.columns[f"{case.label}/label"][places]

@@ -126,7 +126,7 @@ class Activations(nn.Module):
 class OpenRelu(TorchFunctionMode):
     """Counts ReLUs; one of them, by its number, lets gradients pass as if it were the identity."""
 
-    RELUS = (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+    RELUS = (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.hardtanh)
 
     def __init__(self, number: int = 0) -> None:
         super().__init__()
@@ -138,8 +138,8 @@ class OpenRelu(TorchFunctionMode):
         self.count += 1
         if self.count != self.number:
             return func(*args, **(kwargs or {}))
-        (x,) = args[:1] or (kwargs["input"],)
-        return x + (x.relu() - x).detach()
+        x, *rest = args
+        return x + (func(x.detach().clone(), *rest, **(kwargs or {})) - x).detach()  # it may work in place
 
 
 def penultimate(model: nn.Module, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ROUNDING = 16  # machine epsilons of the largest value, below which nothing is known
 Product = Callable[[Tensor], Tensor]  # (P,) -> (P,)
 
 
@@ -34,11 +35,12 @@ def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, to
         beside.append(torch.linalg.vector_norm(vector).item())
         found = _ritz(diagonal, beside)
         scale = found.values.abs().max().item() or 1.0
-        exhausted = beside[-1] <= 8 * torch.finfo(start.dtype).eps * scale  # the basis spans all that the start reaches
+        rounding = ROUNDING * torch.finfo(start.dtype).eps * scale
+        exhausted = beside[-1] <= rounding  # the basis spans all that the start reaches
         if exhausted or (step + 1 > wanted and found.residuals[:wanted].max() <= tolerance * scale):
             break
         vector = vector / beside[-1]
-    return found
+    return found._replace(residuals=found.residuals.clamp(min=rounding))
 
 
 def _ritz(diagonal: list[float], beside: list[float]) -> Spectrum:

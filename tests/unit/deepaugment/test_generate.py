@@ -81,7 +81,7 @@ def test_images_are_copies_of_training_images_with_their_labels(make: Make, mini
 def test_they_are_recognisable_but_changed(make: Make, whole: Path) -> None:
     for copies in make(whole):
         distorted = copies.attempt < ATTEMPTS
-        assert distorted.float().mean() > 0.9 and (copies.ssim[distorted] >= LEAST).all()
+        assert distorted.float().mean() > 0.75 and (copies.ssim[distorted] >= LEAST).all()
         assert copies.psnr.mean() < copies.plain - 1.5 and copies.psnr.std() > 1
         assert f"{COUNT} images; PSNR" in str(copies)
 
@@ -102,12 +102,12 @@ def test_what_is_no_more_like_itself_is_drawn_again(
 ) -> None:
     """Whatever the others of its group need; where no distortion will do, the image is only reconstructed."""
     x, generator = mini.train.batch(range(GROUP)).x, Generator(trained["cae"], "cae", 0)
-    monkeypatch.setattr(generate, "LEAST", 0.55)
+    monkeypatch.setattr(generate, "LEAST", 0.5)
     drawn = [generator(x, group) for group in range(6)]
     attempts = torch.cat([attempt for _, attempt in drawn])
     assert {0, 1} <= {*attempts.tolist()} and len({*drawn[0][1].tolist(), *drawn[1][1].tolist()}) > 1
     for made, attempt in drawn:
-        assert (ssim(x, made)[attempt < ATTEMPTS] >= 0.55).all()
+        assert (ssim(x, made)[attempt < ATTEMPTS] >= 0.5).all()
     monkeypatch.setattr(generate, "LEAST", 1.1)
     made, attempt = generator(x, 0)
     assert (attempt == ATTEMPTS).all()

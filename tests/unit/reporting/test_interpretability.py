@@ -126,12 +126,14 @@ def test_a_norm_without_a_bound_per_pixel_says_how_it_was_drawn(shown: dict[str,
 def test_synthesised_images_stand_beside_their_starts_and_targets(
     two: list[Facts], shown: dict[str, Figure], other: Path
 ) -> None:
-    start, first, _ = shown["Images made for a class (made)"].panels
-    assert len(sources(start)) == len(sources(first)) == 8
-    assert re.findall(r"<figcaption>(\w+)<", start) == ["red", "green", "blue"] * 2 + ["red", "green"]
-    targets = [("red", "green", "blue")[each] for each in two[0].columns["made/target"][:8]]
+    first, second = shown["Images made for a class (made)"].panels
+    assert len(sources(first)) == len(sources(second)) == 3 * 6  # start, made, change
+    assert re.findall(r"<figcaption>(\w+)<", first) == ["red", "green", "blue"] * 2
+    targets = [("red", "green", "blue")[each] for each in two[0].columns["made/target"][:6]]
     assert re.findall(r"</span> (\w+)</figcaption>", first) == targets
-    assert "<figcaption>" not in shown["Images made for a class (noise)"].panels[0]
+    noise = shown["Images made for a class (noise)"].panels
+    assert sources(noise[0])[::3] == sources(noise[1])[::3]
+    assert noise[0].count("<figcaption>") == 6  # the noise has none
     table = shown["Images made for a class (made): who recognises it"].table
     assert table is not None and table.columns[1:] == ["predicted by it", "its confidence", str(other)]
     assert all(len(cells) == 3 for _, cells in table.rows)

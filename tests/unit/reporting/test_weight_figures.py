@@ -15,7 +15,7 @@ from bastion.models import Classifier
 from bastion.models.weight_kinds import KINDS as WEIGHT_KINDS
 from bastion.reporting import figures, svg
 from bastion.reporting.figures import Figure, sparsity
-from bastion.reporting.figures.landscape import MANY, Grid, _levels, _mean_at
+from bastion.reporting.figures.landscape import MANY, Grid, _levels, _mean_at, _top
 from bastion.reporting.html import report
 from bastion.reporting.tables import compare, read_runs
 from bastion.run import create_run
@@ -95,11 +95,14 @@ def test_the_rise_of_a_bowl_is_the_square_of_the_radius() -> None:
 
 def test_contours_are_round_numbers_that_all_panels_share() -> None:
     grid = bowl(11)
-    assert _levels([grid, grid._replace(loss=2 * grid.loss)]) == [1.2, 1.5, 2, 2.5, 3, 4, 5, 6]
-    steep = grid._replace(loss=np.where(grid.loss == 1, 0.01, 1e6))
-    assert len(_levels([steep])) <= MANY and _levels([steep])[-1] <= 0.1  # ten times the middle
-    flat = grid._replace(loss=np.full((11, 11), 2.0))
-    assert len(_levels([flat])) == 1
+    both = [grid, grid._replace(loss=2 * grid.loss)]
+    assert _top(both) == 6
+    assert _levels(both, 6) == [1.2, 1.5, 2, 2.5, 3, 4, 5, 6]
+    steep = [grid._replace(loss=np.where(grid.loss == 1, 0.01, 1e6))]
+    assert _top(steep) == 0.1  # ten times the middle
+    assert 1 < len(_levels(steep, 0.1)) <= MANY
+    flat = [grid._replace(loss=np.full((11, 11), 2.0))]
+    assert len(_levels(flat, 2.0)) == 1
 
 
 def test_losses_without_a_contour_are_drawn_all_the_same(tmp_path: Path) -> None:

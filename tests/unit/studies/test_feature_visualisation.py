@@ -78,10 +78,11 @@ def test_a_blocks_channels_are_averaged_over_its_places() -> None:
     assert not is_channels_last(torch.zeros(2, 64, 8, 8)) and not is_channels_last(torch.zeros(2, 8, 8, 8))
 
 
-def test_a_unit_that_is_off_is_woken_up(tiny_data: DataSet) -> None:
+@pytest.mark.parametrize("relu", [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6()])
+def test_a_unit_that_is_off_is_woken_up(relu: nn.Module) -> None:
     """The last ReLU lets gradients pass; its values, and the ReLU before it, are as ever."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), relu, nn.Linear(4, 3), relu, nn.Linear(3, 2))
     model[3].bias.data[0] = -1.0
     x = torch.full((1, 3, 8, 8), 0.5, requires_grad=True)
     units = Activations(model, "penultimate")(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from tests.vits import small_vit
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from bastion import Threat, rng
 from bastion.attacks.pgd import fgsm
 from bastion.data.arrays import ArraySplit
 from bastion.errors import BastionError
+from bastion.measuring import runner
 from bastion.measuring.runner import measure
 from bastion.models import Classifier
 from bastion.models.checkpoint import digest
@@ -158,6 +161,21 @@ def test_the_plan_counts_passes(tiny_model: Classifier, tiny_data: DataSet) -> N
     assert Landscape(n=48).plan(tiny_model, tiny_data) == "441 points × 48 images = 21,168 forward passes"
     attacked = Landscape(points=3, n=10, threat=Threat("linf", 0.1), attack=fgsm())
     assert attacked.plan(tiny_model, tiny_data).endswith("about 360 forward and 90 backward passes")
+
+
+def test_the_plan_is_told_at_a_terminal_before_the_first_part(
+    tiny_model: Classifier, tiny_data: DataSet, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = {"studies": {"loss": {"name": "landscape", "points": 3, "n": 24}}}
+    plan = "loss: 9 points × 24 images = 216 forward passes; 3 of 3 parts to do\n"
+    for terminal, told in ((False, ""), (True, plan)):
+        said = io.StringIO()
+        shown = Console(file=said, force_terminal=terminal, width=200, highlight=False)
+        monkeypatch.setattr(runner, "console", shown)
+        measure(tiny_model, tiny_data, suite, folder=tmp_path / str(terminal))
+        assert said.getvalue() == told
+        measure(tiny_model, tiny_data, suite, folder=tmp_path / str(terminal))
+        assert said.getvalue() == told  # nothing is left to do
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,15 @@ from markupsafe import Markup
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures
 from bastion.reporting.gallery import side_by_side
-from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled, to_bytes
-from bastion.reporting.plots import HEIGHT, WIDTH, head
+from bastion.reporting.histograms import Histogram, histogram
+from bastion.reporting.pictures import Picture, data_uri, grey, grid, in_deviations, to_bytes
 from bastion.reporting.spectra import energy_panel
 from bastion.reporting.tables import Comparison
 from bastion.reporting.wording import quantity_cell
 
 EXAMPLES = 6
-BINS = 24
 COLUMNS = ("image", "gradient", "in grey")
 MEASURES = {"alignment": "|⟨x, g⟩| / ‖g‖", "cosine": "|cos(x, g)|", "correlation": "|correlation|", "norm": "‖g‖₂"}
 
@@ -31,12 +29,12 @@ def input_gradient(comparison: Comparison, cases: Sequence[MeasuredCase], key: s
 
 def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
     positions, kept = side_by_side(comparison, case.label)
-    shape = kept[0]["clean"].shape if kept else None
+    shape = kept[0]["clean"].shape if len(positions) else None
     panels = [
         energy_panel(comparison, case.label, shape, "energy of the gradient", f"{key}-energy"),
         _histogram(comparison, case.label, f"{key}-correlation"),
     ]
-    caption = "Left: mean share of the energy in rings of frequencies; dotted: white noise. g is the gradient at x."
+    caption = "Left: mean shares of the energy in rings of frequencies; dotted: white noise. Right: dashed are means."
     numbers = Figure(f"Input gradients ({case.label})", panels, caption, _table(comparison, case.label))
     return [_gallery(comparison, case, kept), numbers] if len(positions) else [numbers]
 
@@ -46,7 +44,7 @@ def _gallery(comparison: Comparison, case: MeasuredCase, kept: Sequence[dict[str
     for row, each in zip(comparison.rows, kept, strict=True):
         pictures = []
         for image, gradient in zip(each["clean"][:EXAMPLES], each["gradient"][:EXAMPLES], strict=True):
-            drawn = rescaled(gradient, 3 * float(gradient.std()))
+            drawn = in_deviations(gradient)
             pictures += [Picture(data_uri(made)) for made in (to_bytes(image), drawn, grey(drawn))]
         panels.append(grid(row.run.mark, row.name, pictures, columns=COLUMNS, about=f"{case.label} of {row.name}"))
     caption = "Gradients are drawn from −3 to +3 of their standard deviations: grey is zero."
@@ -54,20 +52,10 @@ def _gallery(comparison: Comparison, case: MeasuredCase, kept: Sequence[dict[str
 
 
 def _histogram(comparison: Comparison, label: str, key: str) -> Markup:
-    columns = [row.facts.columns[f"{label}/correlation"] for row in comparison.rows]
-    last = max([0.01, *(float(column[np.isfinite(column)].max(initial=0)) for column in columns)])
-    with svg.figure(WIDTH, HEIGHT) as figure:
-        axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
-        head(axes, "images")
-        for row, column in zip(comparison.rows, columns, strict=True):
-            counts, edges = np.histogram(column[np.isfinite(column)], bins=BINS, range=(0, last))
-            axes.stairs(counts, edges, fill=True, color=svg.colour(row.run.mark), alpha=0.2)
-            axes.stairs(counts, edges, color=svg.colour(row.run.mark), linewidth=1.6)
-        axes.set_xlim(0, last)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("|correlation| of image and gradient")
-        axes.grid(axis="y")
-        return svg.inline(figure, key, "Correlations of images and gradients")
+    columns = [(row, row.facts.columns[f"{label}/correlation"]) for row in comparison.rows]
+    found = [(row, column[np.isfinite(column)]) for row, column in columns]
+    shown = [Histogram(row.run.mark, values, float(values.mean())) for row, values in found if len(values)]
+    return histogram(shown, "images", "|correlation| of image and gradient", key) if shown else Markup()
 
 
 def _table(comparison: Comparison, label: str) -> Table:

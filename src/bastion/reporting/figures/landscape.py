@@ -48,16 +48,17 @@ def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figur
     if len(grids[0].beta) == 1:
         panels = [_lines(shown, f"{key}-{name}") for name, shown in by_name.items()]
         return [Figure(f"Loss along a direction ({case.label})", panels, CAPTION, table)]
-    levels, found = _levels(grids), []
+    top, found = _top(grids), []
+    levels = _levels(grids, top)
     for name, shown in by_name.items():
         contours = [_contours(grid, levels, f"{key}-{name}-{number}") for number, grid in enumerate(shown)]
-        surfaces = [_surface(grid, levels[-1], f"{key}-{name}-surface-{number}") for number, grid in enumerate(shown)]
+        surfaces = [_surface(grid, top, f"{key}-{name}-surface-{number}") for number, grid in enumerate(shown)]
         found += [
             Figure(f"Contours of the {name} loss ({case.label})", contours, legend=False),
             Figure(f"The {name} loss as a surface ({case.label})", surfaces, legend=False),
         ]
     shared = " All panels share contours and heights."
-    cut = f" Surfaces are cut off at {levels[-1]:g}." if max(grid.loss.max() for grid in grids) > levels[-1] else ""
+    cut = f" Surfaces are cut off at {top:.3g}." if max(grid.loss.max() for grid in grids) > top else ""
     return [*found, Figure(f"Rise of the loss ({case.label})", caption=CAPTION + shared + cut, table=table)]
 
 
@@ -66,10 +67,14 @@ def _grid(row: Row, case: MeasuredCase, name: str) -> Grid:
     return Grid(row, name, alpha, beta[0], loss)
 
 
-def _levels(grids: Sequence[Grid]) -> list[float]:
-    """Round numbers between the smallest loss and ten times the largest one in any middle, or the largest of all."""
-    low, high = min(grid.loss.min() for grid in grids), max(grid.loss.max() for grid in grids)
-    high = min(high, 10 * max(_centre(grid) for grid in grids))
+def _top(grids: Sequence[Grid]) -> float:
+    """The largest loss that is shown: of all, but no more than ten times that of any model."""
+    return float(min(max(grid.loss.max() for grid in grids), 10 * max(_centre(grid) for grid in grids)))
+
+
+def _levels(grids: Sequence[Grid], high: float) -> list[float]:
+    """Round numbers from the smallest loss on."""
+    low = min(grid.loss.min() for grid in grids)
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     levels = [step * 10.0**power for power in powers for step in STEPS if low < step * 10.0**power <= high]
     while len(levels) > MANY:

@@ -28,7 +28,7 @@ def perturbation(comparison: Comparison, cases: Sequence[MeasuredCase], key: str
 
 def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
     positions, kept = side_by_side(comparison, case.label)
-    shape = kept[0]["clean"].shape if kept else None
+    shape = kept[0]["clean"].shape if len(positions) else None
     about = f"{case.label}, {case.threat}"
     shown = [
         Figure(

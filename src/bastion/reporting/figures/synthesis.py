@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
 from bastion.reporting.figures import Figure, Table, figures
-from bastion.reporting.gallery import EXAMPLES, judged, side_by_side
+from bastion.reporting.gallery import judged, side_by_side
 from bastion.reporting.grids import class_name
-from bastion.reporting.pictures import Picture, data_uri, grid, to_bytes
-from bastion.reporting.tables import Comparison
+from bastion.reporting.pictures import Picture, data_uri, grid, in_deviations, to_bytes
+from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import share_cell
 
-COLUMNS = 4
+EXAMPLES = 6
+COLUMNS = ("start", "made", "change")
 
 
 @figures.register("synthesis")
 def synthesis(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    """What the search began with and what it made of it, for each model; and who recognises the class."""
     return [made for case in cases for made in (*_gallery(comparison, case), _table(comparison, case))]
 
 
 def _gallery(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
-    """What the search began with, and what it made of it for each model."""
     positions, kept = side_by_side(comparison, case.label)
-    positions, classes = positions[:EXAMPLES], comparison.about.classes
     if not len(positions):
         return []
-    labels = comparison.rows[0].facts.at(case.label, "label", positions)
-    of_images = case.spec.get("start") == "image"
-    starts = [
-        Picture(data_uri(to_bytes(image)), class_name(classes, label) if of_images else "")
-        for image, label in zip(kept[0]["start"][:EXAMPLES], labels, strict=True)
-    ]
-    panels = [grid(None, "start", starts, columns=COLUMNS, about="Start")]
+    panels = []
     for row, each in zip(comparison.rows, kept, strict=True):
-        target, success = (row.facts.at(case.label, name, positions) for name in ("target", "success"))
-        made = [
-            judged(image, class_name(classes, wanted), right=bool(reached), remark="")
-            for image, wanted, reached in zip(each["synthesised"][:EXAMPLES], target, success, strict=True)
-        ]
-        panels.append(grid(row.run.mark, row.name, made, columns=COLUMNS, about=f"Made for {row.name}"))
-    caption = "Below a picture is the class that was asked for: ✓ if the model predicts it."
+        pictures = [made for place in range(len(positions[:EXAMPLES])) for made in _pictures(row, case, each, place)]
+        panels.append(grid(row.run.mark, row.name, pictures, columns=COLUMNS, about=f"{case.label} for {row.name}"))
+    caption = (
+        "Below a made image is the class that was asked for: ✓ if the model predicts it. "
+        "The change is drawn from −3 to +3 of its standard deviations: grey is none."
+    )
     return [Figure(f"Images made for a class ({case.label})", panels, caption, legend=False)]
+
+
+def _pictures(row: Row, case: MeasuredCase, kept: Mapping[str, Column], place: int) -> list[Picture]:
+    """A row of the grid."""
+    here, classes = kept["position"][place : place + 1], row.facts.about.classes
+    names = ("label", "target", "success")
+    label, target, success = (row.facts.at(case.label, name, here)[0] for name in names)
+    start, made = kept["start"][place], kept["synthesised"][place]
+    return [
+        Picture(data_uri(to_bytes(start)), class_name(classes, label) if case.spec.get("start") == "image" else ""),
+        judged(made, class_name(classes, target), right=bool(success), remark=""),
+        Picture(data_uri(in_deviations(made - start))),
+    ]
 
 
 def _table(comparison: Comparison, case: MeasuredCase) -> Figure:
