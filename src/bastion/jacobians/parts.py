@@ -88,7 +88,7 @@ class Chain:
         if not tensors or not _is_batch(y, len(self.x)):
             raise BastionError(
                 f"{self.where}: block {block.name} does not take and give one tensor for each of the {len(self.x)} "
-                "images, so it has no Jacobian by image; leave `blocks` out of the parts"
+                "images, so it has no Jacobian by image; the network as a whole has one"
             )
         same = [place for place, each in tensors.items() if each.shape == y.shape]
         place: int | str = (same or list(tensors))[0]

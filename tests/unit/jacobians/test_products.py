@@ -159,6 +159,21 @@ def test_an_operation_without_both_is_one_clear_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_function_that_writes_over_what_its_gradient_needs_is_one_clear_line() -> None:
+    with pytest.raises(
+        BastionError, match=r"block 3: no gradient to go back along .*inplace operation"
+    ):
+        Jacobian(lambda x: x.sigmoid().add_(1), images(), "block 3")
+
+
+def test_an_example_that_is_not_finite_is_no_reason_to_doubt_the_way_back() -> None:
+    x = images()
+    x[1] = torch.inf
+    jacobian = Jacobian(lambda z: z * z.exp(), x)
+    assert not jacobian.forward_mode
+    assert jacobian.apply(torch.ones(3, 72, dtype=torch.float64)).isfinite().all(1).tolist() == [True, False, True]
+
+
 def test_two_ways_that_disagree_are_one_clear_line() -> None:
     with pytest.raises(BastionError, match="block 3: .* forward and reverse mode give different ones"):
         Jacobian(Wrong.apply, images(), "block 3")
