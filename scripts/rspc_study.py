@@ -37,8 +37,8 @@ STANDARD, OCCLUDED, RANDOM, LEARNED, STRONG = "standard", "ce-occluded", "random
 ARMS = {
     STANDARD: ("standard training", ["objective={name: standard, label_smoothing: 0.1}"]),
     OCCLUDED: ("CE on clean and occluded", ["objective.minimize=cross-entropy"]),
-    RANDOM: ("random patches, λ = 0.005", ["objective.patches=random"]),
-    LEARNED: ("RSPC, λ = 0.005", []),
+    RANDOM: ("random patches, λ = 0.005", ["objective.weight=5e-3", "objective.patches=random"]),
+    LEARNED: ("RSPC, λ = 0.005", ["objective.weight=5e-3"]),
     STRONG: ("RSPC, λ = 1", ["objective.weight=1"]),
 }
 STUDY: dict[str, Any] = {

@@ -160,9 +160,7 @@ def test_an_operation_without_both_is_one_clear_line() -> None:
 
 
 def test_a_function_that_writes_over_what_its_gradient_needs_is_one_clear_line() -> None:
-    with pytest.raises(
-        BastionError, match=r"block 3: no gradient to go back along .*inplace operation"
-    ):
+    with pytest.raises(BastionError, match=r"block 3: no gradient to go back along .*inplace operation"):
         Jacobian(lambda x: x.sigmoid().add_(1), images(), "block 3")
 
 
