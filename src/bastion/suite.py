@@ -32,6 +32,7 @@ Kind = Literal["probes", "studies"]
 Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
 CORRECT = "correct"  # the column of facts that accuracies are made of
 SHARE_RIGHT = "share_right"  # of a probe that asks several times: the share of right answers, whose mean is one too
+SHARES = (CORRECT, SHARE_RIGHT, "flip_rate", "confidence")  # columns of numbers between 0 and 1
 AGGREGATES = ("worst", "mean", "errors", "sum")
 WEIGHTED = ("errors", "sum")
 LABELLED = ("probes", "studies", "aggregates", "curves")  # what has labels, and may be left out by them

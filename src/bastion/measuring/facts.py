@@ -18,12 +18,12 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring import sanity
 from bastion.measuring.grids import Grid, grids
-from bastion.measuring.intervals import Estimate
+from bastion.measuring.intervals import Estimate, bounded_mean
 from bastion.measuring.order import measured_positions
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
-from bastion.suite import CORRECT, SHARE_RIGHT, Role, written
+from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
 
 DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
@@ -69,6 +69,14 @@ class MeasuredAggregate(_Part):
     @property
     def is_accuracy(self) -> bool:
         return self.kind in ("worst", "mean") and self.column in (CORRECT, SHARE_RIGHT)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of an example's value, if what is summed up lies between 0 and 1."""
+        if self.column not in SHARES:
+            return None
+        weights = self.members.values() if self.kind in ("errors", "sum") else [1.0]
+        return sum(each for each in weights if each < 0), sum(each for each in weights if each > 0)
 
 
 class Published(_Part):
@@ -248,10 +256,10 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        found = self.estimate(self.aggregate_column(name))
-        if not self.about.aggregates[name].is_accuracy:
-            return found
-        return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))  # of few images it may be wider
+        column, bounds = self.aggregate_column(name), self.about.aggregates[name].bounds
+        if column.dtype == bool or bounds is None:
+            return self.estimate(column)
+        return bounded_mean(column, *bounds)
 
     def aggregate_column(self, name: str) -> Column:
         """(n,): made example by example, so that its interval knows that all probes saw the same examples.

@@ -79,6 +79,19 @@ def mean(values: np.ndarray[Any, Any]) -> Estimate:
     return Estimate(centre, centre - half, centre + half, n)
 
 
+def bounded_mean(values: np.ndarray[Any, Any], low: float = 0.0, high: float = 1.0) -> Estimate:
+    """Mean of numbers that cannot leave [low, high], such as shares of right answers, over the finite ones.
+
+    The interval is that of Agresti and Coull (1998, "plus four"): the normal one after two more examples at either
+    bound. It stays between the bounds, and has a width even if all values are the same.
+    """
+    found = mean(values)
+    if found.n == 0:
+        return found._replace(low=low, high=high)
+    wider = mean(np.concatenate([values, [low, low, high, high]]))
+    return found._replace(low=max(low, min(wider.low, found.value)), high=min(high, max(wider.high, found.value)))
+
+
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """b less a, of two samples that know nothing of each other, from their intervals (Newcombe 1998, method 10)."""
     value = b.value - a.value

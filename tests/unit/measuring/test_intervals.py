@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bastion.measuring.intervals import Estimate, clopper_pearson, difference, estimate, mean, wilson
+from bastion.measuring.intervals import Estimate, bounded_mean, clopper_pearson, difference, estimate, mean, wilson
 
 
 @given(st.integers(0, 500), st.integers(1, 500))
@@ -73,6 +73,27 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.935 < np.mean(hits) < 0.97
     values = [estimate(rng.normal(2.0, 3.0, 80)) for _ in range(2000)]
     assert 0.93 < np.mean([e.low <= 2.0 <= e.high for e in values]) < 0.965
+
+
+@pytest.mark.parametrize("n", [8, 50, 500])
+def test_the_interval_of_shares_covers_where_the_normal_one_collapses(n: int) -> None:
+    """Shares of 15 right answers of which those to one example resemble each other: beta-binomial, mean 0.97."""
+    generator = np.random.default_rng(0)
+    columns = generator.binomial(15, generator.beta(0.97, 0.03, (2000, n))) / 15
+    bounded, normal = (
+        np.mean([found.low <= 0.97 <= found.high for found in map(interval, columns)])
+        for interval in (bounded_mean, mean)
+    )
+    assert bounded > 0.94
+    assert normal < bounded
+
+
+@given(st.lists(st.floats(-0.5, 2.0), min_size=1, max_size=20))
+def test_the_interval_of_shares_stays_between_their_bounds_and_has_a_width(values: list[float]) -> None:
+    found = bounded_mean(np.array(values), -0.5, 2.0)
+    assert -0.5 <= found.low <= found.value + 1e-12
+    assert found.value - 1e-12 <= found.high <= 2.0
+    assert found.low < found.high
 
 
 def test_values_that_are_not_there_are_left_out() -> None:
