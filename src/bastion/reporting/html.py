@@ -17,6 +17,7 @@ from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
 from bastion.reporting.grids import class_table, confusions, heat_maps
+from bastion.reporting.overview import overviews
 from bastion.reporting.robustness_curves import CurveChart, distances, resolution_curves, security_curves
 from bastion.reporting.summary import page_title, summary
 from bastion.reporting.tables import Comparison, ReportedRun
@@ -34,7 +35,13 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
 
 def render(runs: Sequence[ReportedRun]) -> str:
     comparisons = tables.compare(runs)
+    overview = overviews(comparisons)
     sections = {
+        "accuracy": [
+            (each, _charts(each, position), differences(each))
+            for position, each in enumerate(comparisons)
+            if each.has_numbers
+        ],
         "attacks": _with_any(comparisons, _waterfalls),
         "security": _with_any(comparisons, _security),
         "distances": _with_any(comparisons, _distances),
@@ -53,11 +60,10 @@ def render(runs: Sequence[ReportedRun]) -> str:
             title=page_title(runs, comparisons),
             runs=runs,
             comparisons=comparisons,
-            summary=summary(comparisons),
+            overview=overview,
+            summary=summary(comparisons, overview),
             unmeasured=[run for run in runs if not run.measurements],
             trained=[run for run in runs if run.records("step") + run.records("epoch")],
-            charts=[_charts(comparison, position) for position, comparison in enumerate(comparisons)],
-            differences=[differences(comparison) for comparison in comparisons],
             details=[_details(run) for run in runs],
             **sections,
         )
@@ -97,7 +103,7 @@ def _with_any(
 
 
 def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
-    """None for a suite that asks for no accuracy."""
+    """None for a suite with less than two accuracies."""
     widths = _WIDTHS if comparison.charted else {}
     return {
         name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bastion.measuring.facts import MeasuredCase
+from bastion.reporting.overview import CLEAN, Overview
 from bastion.reporting.tables import TWO_PHASE, Comparison, ReportedRun, Row, corruptions
 from bastion.reporting.wording import interval, listed, percent
 
@@ -19,8 +20,10 @@ def page_title(runs: Sequence[ReportedRun], comparisons: Sequence[Comparison]) -
     return f"{who} on {listed(data)}" if data else who
 
 
-def summary(comparisons: Sequence[Comparison]) -> str:
-    """The first comparison of accuracies in plain words."""
+def summary(comparisons: Sequence[Comparison], overview: Sequence[Overview] = ()) -> str:
+    """What all suites say together of the first data set, or the first comparison of accuracies, in plain words."""
+    if overview and (together := _told_together(overview[0])):
+        return together + "".join(dict.fromkeys(_doubt(each) for each in comparisons))
     first = next((comparison for comparison in comparisons if comparison.columns), None)
     if first is None:
         measured = any(row.facts.accuracies() for comparison in comparisons for row in comparison.rows)
@@ -28,6 +31,25 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
     return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"
+
+
+def _told_together(overview: Overview) -> str:
+    """Clean accuracy, and that under the threat of which most is known: right under all attacks with that radius."""
+    attacked = overview.best_known()
+    clean = next((each for each in overview.questions if each.name == CLEAN), None)
+    if attacked is None or clean is None:
+        return ""
+    said: list[str] = []
+    for model in overview.models:
+        numbers = [question.answers.get(model.key) for question in (clean, attacked)]
+        texts = [f"{percent(each.estimate.value)}\u00a0%" for each in numbers if each]
+        if len(texts) < 2:
+            continue
+        words = ("right on clean images", f"under attack ({attacked.name})".replace(" ≤ ", "\u00a0≤\u00a0"))
+        parts = ", ".join(map(" ".join, zip(texts, words, strict=True))) if not said else " and ".join(texts)
+        said.append(f"{model.name}: {parts}")
+    images = clean.n if clean.n == attacked.n else f"{clean.n} and {attacked.n}"
+    return f"{'; '.join(said)}. Measured on {images} images of {overview.data} ({overview.split})." if said else ""
 
 
 def _doubt(comparison: Comparison) -> str:

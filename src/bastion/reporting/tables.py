@@ -93,13 +93,17 @@ class Comparison:
         return list(self.rows[0].accuracies)
 
     @property
+    def has_numbers(self) -> bool:
+        """Is there anything for the section of accuracies? Studies have figures of their own."""
+        facts = self.rows[0].facts
+        return bool(facts.accuracies() or self.errors() or self.measures() or facts.checks)
+
+    @property
     def charted(self) -> list[str]:
         """Columns of the chart: what has a security curve need not be there too."""
         curves = [case.label for case in self.about.cases if case.label in self.columns and is_variant(case, "eps")]
-        if len(curves) <= FEW:
-            return self.columns
-        rest = [label for label in self.columns if label not in curves]
-        return rest if len(rest) > 1 else []  # a single accuracy, mostly the clean one, needs no chart
+        charted = [label for label in self.columns if len(curves) <= FEW or label not in curves]
+        return charted if len(charted) > 1 else []  # a single accuracy, mostly the clean one, needs no chart
 
     @property
     def chance(self) -> float:
@@ -143,17 +147,20 @@ class Comparison:
         """Columns that are estimated in two phases."""
         return list(self.rows[0].facts.two_phases())
 
+    def errors(self) -> dict[str, list[Estimate]]:
+        """Sums of error rates and flip rates, such as mCE and mFR: per name, one estimate a row."""
+        estimates = [row.facts.errors() for row in self.rows]
+        return {name: [each[name] for each in estimates] for name in estimates[0]}
+
     def measures(self) -> dict[str, list[Estimate]]:
         """What was measured besides and is shown nowhere else: per name, one estimate a row."""
-        estimates = [row.facts.errors() | row.facts.estimates() for row in self.rows]
+        estimates = [row.facts.estimates() for row in self.rows]
         names = [name for name in estimates[0] if name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
         return {name: [each[name] for each in estimates] for name in names}
 
     def meaning(self, name: str) -> str:
-        """What the probe says of its column `LABEL/COLUMN`, or what an aggregate is made of."""
+        """What the probe says of its column `LABEL/COLUMN`."""
         label, _, column = name.rpartition("/")
-        if name in self.about.aggregates:
-            return f"weighted sum of {len(self.about.aggregates[name].members)} probes"
         return self.rows[0].facts.case(label).meanings.get(column, "")
 
 

@@ -178,7 +178,6 @@ def test_a_suite_without_accuracies_shows_its_values(tmp_path: Path) -> None:
     write_measurement(run, facts.about.model_copy(update=only))
     page = Page(page_of([run], tmp_path / "report.html"))
     assert "suite analysis" in page.text
-    assert "No probe of this suite says what is right and wrong" in page.text
     assert [" sigma/largest", " 2.5 2.5 to 2.5, n = 200"] in page.rows
 
 

@@ -139,7 +139,7 @@ def test_a_mean_over_one_corruption_stands_in_the_heat_map_alone(tmp_path: Path)
         ("blur", 0.35),
         ("mean", 0.55),
     ]
-    assert comparison.measures()["mCE"][0].value == pytest.approx(0.5 * (0.2 + 0.3 + 0.4 + 0.5 + 0.6 + 0.7))
+    assert comparison.errors()["mCE"][0].value == pytest.approx(0.5 * (0.2 + 0.3 + 0.4 + 0.5 + 0.6 + 0.7))
     ((board,), _) = read_boards(tmp_path)
     assert [column.title for column in board.columns] == ["weather", "mean over corruptions", "mCE"]
 
