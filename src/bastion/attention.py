@@ -1,4 +1,4 @@
-"""Attention maps as they are made, whatever a family calls its modules."""
+"""Attention maps of any model, intercepted as they are computed, whatever the model calls its modules."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch.overrides import TorchFunctionMode
 
 
 class AttentionMode(TorchFunctionMode):
-    """Sees every softmax over keys, the last axis; fused attention is computed in the open instead.
+    """Calls `on_map` with each attention map: each softmax over the last axis, the keys. Fused attention is unfused.
 
-    Families with an axis of windows have it folded into the batch. Some fold the heads into the batch; where the size
-    of the batch is told, such maps are seen too.
+    An axis of windows is flattened into the batch axis. Maps of models that flatten the heads into the batch axis are
+    found too, if `batch` is set to the batch size.
     """
 
     _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
     batch: int | None = None
 
-    def made(self, attention: Tensor) -> Tensor:
-        """What the model is to go on with, given this map (B, heads, queries, keys)."""
+    def on_map(self, attention: Tensor) -> Tensor:
+        """Gets a map (B, heads, queries, keys), and returns the map that the model is to use."""
         raise NotImplementedError
 
     @property
-    def watching(self) -> bool:
+    def active(self) -> bool:
+        """Whether maps computed now are passed to `on_map`."""
         return True
 
     def __torch_function__(
@@ -37,25 +38,25 @@ class AttentionMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if not self.watching:
+        if not self.active:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return self._open(*args, **kwargs)
+            return self._unfused(*args, **kwargs)
         result = func(*args, **kwargs)
         if func not in self._SOFTMAX:
             return result
         over_keys = kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, result.ndim - 1)
-        return self._seen(result) if over_keys else result
+        return self._map(result) if over_keys else result
 
-    def _seen(self, weights: Tensor) -> Tensor:
-        """Whatever the axes before queries and keys, as batch and heads."""
+    def _map(self, weights: Tensor) -> Tensor:
+        """Call `on_map` with the axes before queries and keys reshaped to batch and heads."""
         if weights.ndim == 5:  # (B, windows, heads, queries, keys)
-            return self.made(weights.flatten(0, 1)).reshape(weights.shape)
+            return self.on_map(weights.flatten(0, 1)).reshape(weights.shape)
         if weights.ndim == 3 and self.batch and weights.shape[0] % self.batch == 0:
-            return self.made(weights.reshape(self.batch, -1, *weights.shape[1:])).flatten(0, 1)
-        return self.made(weights) if weights.ndim == 4 else weights
+            return self.on_map(weights.reshape(self.batch, -1, *weights.shape[1:])).flatten(0, 1)
+        return self.on_map(weights) if weights.ndim == 4 else weights
 
-    def _open(
+    def _unfused(
         self,
         query: Tensor,
         key: Tensor,
@@ -73,4 +74,4 @@ class AttentionMode(TorchFunctionMode):
         elif attn_mask is not None:
             scores = scores + attn_mask
         weights = torch.softmax(scores, dim=-1)
-        return F.dropout(self._seen(weights), dropout_p) @ value
+        return F.dropout(self._map(weights), dropout_p) @ value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,33 +23,49 @@ from bastion.errors import BastionError
 from bastion.types import Batch, hard
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), y (B,) or (B, K) -> (B,)
-MASKED = 1e4  # a class so far below the right one was taken out of the model by hand, and says nothing of its precision
+MASKED = (
+    1e4  # a logit so far below the right class's was masked by hand, so it says nothing about the model's precision
+)
 
 
-class Wrapped(nn.Module):
-    """A model handed to an attack with word on how to run it. Called, it is the model as given.
+class Delegate(nn.Module):
+    """Base of modules that run another model; attributes they lack, such as `num_classes` or `tap`, are the model's."""
 
-    `training_step`: the attack is a part of a training step, so the model may be in training mode.
+    inner: ClassVar[str]  # the attribute that holds the model
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        setattr(self, self.inner, model)
+        self.training = model.training  # the wrapper's own flag only: submodules may be in another mode
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # such as __deepcopy__, which would return a copy of the model alone
+                raise
+            return getattr(super().__getattr__(self.inner), name)
+
+
+class Wrapped(Delegate):
+    """A model and how an attack is to run it; calling it calls the model.
+
+    `training_step`: the attack is part of a training step, so the model may be in training mode.
     """
 
+    inner = "given"
+    given: nn.Module
+
     def __init__(self, given: nn.Module, *, training_step: bool = False) -> None:
-        super().__init__()
-        self.given, self.training_step = given, training_step
-        self.training = given.training  # its own flag only: parts of the model may be in another mode
+        super().__init__(given)
+        self.training_step = training_step
 
     def forward(self, x: Tensor) -> Any:
         return self.given(x)
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the model has, such as `num_classes` or `tap`."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("given"), name)
-
 
 def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, Batch]:
-    """The model as given and the batch, cut off from any graph, if the one can be attacked on the other."""
+    """Unwrap the model and detach the batch; raise an error if the model cannot be attacked on this batch."""
     if not isinstance(model, nn.Module):
         raise BastionError(f"{where}: the model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
     if torch.is_inference_mode_enabled():
@@ -70,9 +86,9 @@ def _changes_in_training(part: nn.Module) -> bool:
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
-    """The model's logits at x, in its own precision, if they are logits, and if y, where given, fits them.
+    """The model's logits at x, in the model's precision; an error if its output is not logits or y does not fit them.
 
-    x stays as it is, even if the model normalises in place.
+    The model gets a copy of x, as it may normalise in place.
     """
     try:
         with single_image_gradients(x):
@@ -86,7 +102,7 @@ def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
     elif not made.is_floating_point() or made.ndim != 2 or len(made) != len(x) or made.shape[1] < 2:
         got = f"{_plain(made.dtype)} {tuple(made.shape)}"
     else:
-        if y is not None and getattr(model, "num_classes", None) != made.shape[1]:  # else `check_batch` has looked
+        if y is not None and getattr(model, "num_classes", None) != made.shape[1]:  # not checked by `check_batch`
             check_labels(y, made.shape[1])
         return made
     raise BastionError(
@@ -96,7 +112,7 @@ def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _known_mistake(error: str, model: nn.Module, x: Tensor) -> str | None:
-    """What torch says about two common ones does not name them."""
+    """An explanation of two common mistakes that torch's own messages do not explain."""
     kinds = sorted({_plain(each.dtype) for each in model.parameters() if each.is_floating_point()})
     if "type" in error and kinds and _plain(x.dtype) not in kinds:
         return f"images are {_plain(x.dtype)}, the model's weights {' and '.join(kinds)}; convert one of them"
@@ -118,12 +134,12 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 
 def misclassified(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) bool: the model does not give the right class. A model that answers NaN has not given it."""
+    """(B,) bool: the predicted class is not the label. NaN logits count as misclassified."""
     return (logits.argmax(1) != hard(y)) | logits.isnan().any(1)
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits without a gradient; those that come with the batch, if any."""
+    """Logits without a gradient; `batch.logits`, if the batch has them."""
     if batch.logits is not None:
         return batch.logits
     with torch.no_grad():
@@ -150,57 +166,59 @@ def loss_and_grad(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, T
 
 
 def precise(logits: Tensor, x: Tensor) -> Tensor:
-    """In the images' precision, or a better one: losses of half precision would be too coarse to compare."""
+    """Logits in at least the precision of the images: losses in half precision are too coarse to compare."""
     return logits.to(torch.promote_types(logits.dtype, x.dtype))
 
 
 def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tensor:
-    """Of each example's loss at its own x; zero where the model cuts the way back to its input."""
+    """Gradient of each example's loss with respect to its x; zero where the model detaches its input."""
     if not loss.requires_grad:
         return torch.zeros_like(x)
     (gradient,) = torch.autograd.grad(loss.sum(), x, retain_graph=keep_graph, allow_unused=True)
     if gradient is None:
         return torch.zeros_like(x)
-    # A coordinate without a gradient must not stop the others: that would look like robustness.
+    # A non-finite coordinate must not spoil the whole step: the attack would fail, which would look like robustness.
     return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def record_zero_grad(index: Tensor, gradient: Tensor) -> None:
-    """Note the examples on which a search begins without a gradient, so its failure says nothing about robustness."""
+    """Note the examples whose first gradient is zero: the attack's failure there says nothing about robustness."""
     if journal.is_open():
         zero = (gradient.flatten(1) == 0).all(1)
         journal.note("blind-start", index[zero].tolist())
         journal.found_gradient(index[~zero].tolist())
 
 
-NEVER = 2**62
+NEVER = 2**62  # larger than the number of any search
 
 
 class Best:
-    """The best input for each example so far: a misclassified one before any other, then the highest score.
+    """The best input found so far for each example: a misclassified one before any other, then the highest score.
 
-    Searches of the same example are numbered. A success that `settle` takes ends the later ones; earlier ones go on,
-    and theirs would take its place: what is found does not depend on which searches happened to share a batch.
+    The searches of an example are numbered. A success passed to `settle` ends the searches with higher numbers; those
+    with lower numbers go on, and their success would replace it. So the result does not depend on which searches share
+    a batch.
     """
 
     def __init__(self, x0: Tensor) -> None:
         self.x = x0.clone()
         self.score = x0.new_full((len(x0),), -torch.inf, dtype=torch.float64)
         self.fooled = torch.zeros(len(x0), dtype=torch.bool, device=x0.device)
-        self.by = torch.full_like(self.fooled, NEVER, dtype=torch.int64)  # number of the search that settled it
+        self.settled_by = torch.full_like(self.fooled, NEVER, dtype=torch.int64)  # number of the search
 
     @property
     def settled(self) -> Tensor:
-        return self.by < NEVER
+        return self.settled_by < NEVER
 
     def close(self, which: Tensor) -> None:
-        """No searches for these examples of a mask."""
-        self.by[which] = -1
+        """Mark the examples of a mask (B,) as settled, so that no search runs for them."""
+        self.settled_by[which] = -1
 
     def offer(self, x: Tensor, score: Tensor, fooled: Tensor, at: Tensor | None = None) -> None:
-        """Inputs for the examples at these places, of which several may be for the same one; by default one for each.
+        """Keep those of the inputs x that are better than what is held.
 
-        Non-finite inputs are ignored, and NaN is the lowest score.
+        `at` gives the position of each input's example in the batch, and may repeat; None: one input for each example.
+        Non-finite inputs are ignored, and a score of NaN counts as the lowest.
         """
         places = torch.arange(len(x), device=x.device) if at is None else at
         held, score = self.fooled[places], torch.where(score.isnan(), -torch.inf, score).to(self.score.dtype)
@@ -212,10 +230,10 @@ class Best:
         self._take(places[rows], x[rows], score[rows], fooled[rows])
 
     def settle(self, x: Tensor, score: Tensor, at: Tensor, number: Tensor) -> None:
-        """Successes of these searches that are beyond rounding: the first search's counts."""
+        """Keep successes whose margin is above rounding; of an example's searches, the one with the lowest number."""
         rows = _best_of_each(at, -number)
-        rows = rows[number[rows] < self.by[at[rows]]]
-        self.by[at[rows]] = number[rows]
+        rows = rows[number[rows] < self.settled_by[at[rows]]]
+        self.settled_by[at[rows]] = number[rows]
         self._take(at[rows], x[rows], score[rows].to(self.score.dtype), torch.ones_like(rows, dtype=torch.bool))
 
     def _take(self, at: Tensor, x: Tensor, score: Tensor, fooled: Tensor) -> None:
@@ -223,7 +241,7 @@ class Best:
 
 
 def _best_of_each(at: Tensor, score: Tensor) -> Tensor:
-    """Rows with the highest score of their example, the first of equals: at most one an example."""
+    """For each example in `at`, the row with the highest score, the first of ties."""
     order = torch.argsort(score, descending=True, stable=True)
     order = order[torch.argsort(at[order], stable=True)]
     first = torch.ones_like(order, dtype=torch.bool)
@@ -231,9 +249,13 @@ def _best_of_each(at: Tensor, score: Tensor) -> Tensor:
     return order[first]
 
 
+def device_of(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
+
+
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter wants a gradient inside; but those that are shared out to processes stay as they are."""
+    """Inside, no parameter requires a gradient, except sharded ones (DTensor), which are left as they are."""
     parameters = [each for each in model.parameters() if each.requires_grad and not isinstance(each, DTensor)]
     for parameter in parameters:
         parameter.requires_grad_(False)
@@ -246,7 +268,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
-    """Train or eval mode inside the block, None: as it is; afterwards every module is in the mode it was in."""
+    """Train or eval mode inside the block (None: unchanged); afterwards every module has its former mode again."""
     modes = {module: module.training for module in model.modules()}
     if training is not None:
         model.train(training)
@@ -258,26 +280,26 @@ def in_mode(model: nn.Module, *, training: bool | None = None) -> Iterator[None]
 
 
 class GradientsInside(TorchFunctionMode):
-    """`found`: did a model that ran inside take gradients by itself, to adapt or to purify its input?"""
+    """`found`: whether a model run inside computes gradients itself, for test-time adaptation or purification."""
 
-    WAYS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+    FUNCTIONS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
     def __init__(self) -> None:
         super().__init__()
         self.found = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= func in self.WAYS
+        self.found |= func in self.FUNCTIONS
         return func(*args, **(kwargs or {}))
 
 
 def single_image_gradients(x: Tensor) -> AbstractContextManager[Any]:
-    """Right gradients of a forward pass on x, also if x is a single image.
+    """Correct gradients of a forward pass on x, also if x is a single image.
 
-    torch's CPU kernels for the backward pass of BatchNorm and InstanceNorm take a gradient that is laid out
-    channels-last for one that is not, if the batch has one image: strides of an axis of length 1 say nothing, and they
-    trust them. So it is behind `flatten(2).transpose(1, 2)`, as in the stems of XCiT and LeViT: values come back in the
-    wrong places, without an error. Inside, what goes into these kernels is laid out plainly.
+    For a batch of one image, torch's CPU kernels for the backward pass of BatchNorm and InstanceNorm misread the memory
+    format of a channels-last gradient, because the stride of an axis of length 1 is arbitrary. That happens after
+    `flatten(2).transpose(1, 2)`, as in the stems of XCiT and LeViT, and gives wrong gradients without an error. Inside,
+    inputs and gradients of these kernels are made contiguous.
     """
     single = len(x) == 1 and x.device.type == "cpu" and torch.is_grad_enabled()
     return _ContiguousNorms() if single else nullcontext()

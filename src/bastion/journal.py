@@ -1,7 +1,7 @@
-"""What attacks record besides the images they return: passes, doubts, which member fooled whom.
+"""What attacks record besides the images they return: passes, warnings, which member of an ensemble fooled which image.
 
-Attacks write into the journal that is open; where nobody opened one, it is thrown away. Like `torch.no_grad`, an open
-journal belongs to the code inside its `with`, not to the program.
+Attacks write into the open journal; without one, nothing is recorded. As with `torch.no_grad`, a journal is open for
+the code inside its `with` block only.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+PASSES = {  # the columns of `Journal.passes`, for `Probe.facts`
+    "forwards": "forward passes spent on the image",
+    "backwards": "backward passes spent on the image",
+}
+
 
 @dataclass
 class Journal:
-    """Keys are the examples' numbers in their data set."""
+    """Examples are known by their index in the data set."""
 
-    forwards: Counter[int] = field(default_factory=Counter)  # images sent through the model, by example
+    forwards: Counter[int] = field(default_factory=Counter)  # forward passes, by example
     backwards: Counter[int] = field(default_factory=Counter)
-    fooled_by: dict[int, int] = field(default_factory=dict)  # number of the ensemble's member that did it
-    # Codes and the examples that show them, None: all. `measuring/sanity.py` has their texts.
+    fooled_by: dict[int, int] = field(default_factory=dict)  # by example, the number of the ensemble's member
+    # By warning code, the examples concerned; None: all. `measuring/sanity.py` has the texts of the codes.
     notices: dict[str, set[int] | None] = field(default_factory=dict)
-    checked: set[str] = field(default_factory=set)  # codes that were looked for
-    had_gradient: set[int] = field(default_factory=set)  # where a search began
+    checked: set[str] = field(default_factory=set)  # codes that were checked for
+    had_gradient: set[int] = field(default_factory=set)  # examples with a search whose first gradient was not zero
 
     def passes(self, index: Tensor) -> dict[str, Tensor]:
-        """Forward and backward passes that were spent on each of these examples."""
+        """Forward and backward passes spent on each of these examples."""
         examples = index.tolist()
         return {
             "forwards": torch.tensor([self.forwards[each] for each in examples]),
@@ -37,13 +42,13 @@ class Journal:
         }
 
     def columns(self, index: Tensor, fooled: Tensor, inside: Tensor) -> dict[str, Tensor]:
-        """What a probe stores of it, example by example, given whom the attack fooled and what was in its budget."""
+        """Columns that a probe stores: passes and warnings. `inside`: the returned image is in the threat's set."""
         examples = index.tolist()
         columns = {**self.passes(index), "warning.out-of-budget": ~inside.cpu()}
         for code in sorted(self.checked):
             shown = self.notices.get(code, set())
             columns[f"warning.{code}"] = torch.tensor([shown is None or each in shown for each in examples])
-        if "blind-start" in self.checked:  # another search had a gradient, or was lucky
+        if "blind-start" in self.checked:  # no warning if another search had a gradient, or if the attack succeeded
             without = torch.tensor([each not in self.had_gradient for each in examples])
             columns["warning.blind-start"] &= ~fooled.cpu() & without
         return columns
@@ -54,7 +59,7 @@ _open: ContextVar[Journal | None] = ContextVar("journal", default=None)
 
 @contextmanager
 def opened() -> Iterator[Journal]:
-    """A fresh journal, for all attacks that run inside."""
+    """Open a new journal for the attacks that run inside."""
     fresh = Journal()
     token = _open.set(fresh)
     try:
@@ -68,7 +73,7 @@ def is_open() -> bool:
 
 
 def note(code: str, index: Sequence[int] | None = None) -> None:
-    """A doubt about the attack's result: on these examples, or on all of them. On none: it was looked for."""
+    """Warn of the attack's result on these examples (None: all). An empty `index`: checked for, and not found."""
     if (journal := _open.get()) is None:
         return
     journal.checked.add(code)
@@ -79,13 +84,13 @@ def note(code: str, index: Sequence[int] | None = None) -> None:
 
 
 def found_gradient(index: Sequence[int]) -> None:
-    """A search on each of these examples began where its gradient is not zero."""
+    """Record that a search on each of these examples started at a nonzero gradient."""
     if (journal := _open.get()) is not None:
         journal.had_gradient.update(index)
 
 
 def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> None:
-    """How many more passes these examples took: each its own number, or all the same."""
+    """Add passes to the counts of these examples: one number for each, or one for all."""
     if (journal := _open.get()) is not None:
         for taken, counts in ((journal.forwards, forwards), (journal.backwards, backwards)):
             for example, count in zip(index.tolist(), torch.as_tensor(counts).expand(len(index)).tolist(), strict=True):
@@ -93,11 +98,12 @@ def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> No
 
 
 def differentiated(index: Sequence[int]) -> list[int]:
-    """Those of the examples for which a gradient was taken so far."""
+    """Those of the examples for which a backward pass has been recorded."""
     journal = _open.get()
     return [each for each in index if journal is not None and journal.backwards[each] > 0]
 
 
 def fooled(index: Sequence[int], member: int) -> None:
+    """Record which member of an ensemble fooled these examples."""
     if (journal := _open.get()) is not None:
         journal.fooled_by.update(dict.fromkeys(index, member))

@@ -1,4 +1,4 @@
-"""The patches of an image: their grid, how many are a share of them, and the pixels of some of them."""
+"""The grid of patches of an image: how many patches a share of them is, and which pixels belong to chosen ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from bastion import rng
 from bastion.errors import BastionError
 
-ROUNDING = 1e-9  # 0.1 · 30 is three patches, not four
+ROUNDING = 1e-9  # so that 0.1 · 30 gives 3 patches, not 4
 
 
 def token_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
-    """Rows and columns: the largest grid of the image's proportions that so many tokens, class tokens too, allow."""
+    """Rows and columns of the patch tokens, the largest grid with the image's aspect ratio; other tokens are extra."""
     common = math.gcd(height, width)
     rows, columns = height // common, width // common
     side = math.isqrt(tokens // (rows * columns))
@@ -26,7 +26,7 @@ def token_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Grid:
-    """The patches of an image, numbered row by row; those at the right and the bottom edge may be cut off."""
+    """The patches of an image, numbered row by row; those at the right and bottom edges may be smaller."""
 
     height: int
     width: int
@@ -48,17 +48,17 @@ class Grid:
         return math.prod(self.shape)
 
     def share(self, share: float) -> int:
-        """So many patches are this share of all: ⌈share · count⌉, as RSPC has it, and at least one."""
+        """The number of patches in a share of all: ⌈share · count⌉, as in RSPC, and at least one."""
         return max(1, math.ceil(share * self.count - ROUNDING))
 
     def numbers(self, device: torch.device) -> Tensor:
-        """(H, W) the patch that each pixel belongs to."""
+        """(H, W): the number of the patch that each pixel belongs to."""
         rows = torch.arange(self.height, device=device) // self.size
         columns = torch.arange(self.width, device=device) // self.size
         return rows[:, None] * self.shape[1] + columns
 
     def sums(self, pixels: Tensor) -> Tensor:
-        """(B, count) of (B, H, W)."""
+        """(B, count): the sum of (B, H, W) over the pixels of each patch."""
         sums = pixels.new_zeros(len(pixels), self.count)
         return sums.index_add_(1, self.numbers(pixels.device).flatten(), pixels.flatten(1))
 

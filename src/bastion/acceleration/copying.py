@@ -16,16 +16,16 @@ from bastion import forward, rng
 
 RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
 SUMS = (operator.add, torch.add)
-LAYERS = (nn.Conv2d, nn.BatchNorm2d, operator.iadd)  # what comes out is not needed to go back
+LAYERS = (nn.Conv2d, nn.BatchNorm2d, operator.iadd)  # their backward pass does not need their output
 
 
 def is_coarse(logits: Tensor) -> bool:
-    """As those of a model in bf16 or fp16."""
+    """Whether logits have less precision than float32, as of a model in bf16 or fp16."""
     return torch.finfo(logits.dtype).eps > torch.finfo(torch.float32).eps
 
 
 def cheaper_copy(model: nn.Module, x: Tensor) -> nn.Module:
-    """A folded copy in channels-last format, if it can be had and gives the same logits and gradients."""
+    """A copy in channels-last format with BatchNorm folded; the model itself if that fails or gives other results."""
     if not _comparable(model, x):
         return model
     for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_folded, _as_it_is):
@@ -34,20 +34,20 @@ def cheaper_copy(model: nn.Module, x: Tensor) -> nn.Module:
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if all(_agree(model, copied, some) for some in (x, x[:1])):
                 return copied
-        except Exception:  # whatever a stranger's model does when it is copied: run it as it is
+        except Exception:  # a user's model may raise anything when it is copied; then it runs unchanged
             continue
     return model
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """Also of models that keep what they made of their parameters, as timm's do with attention biases."""
+    """A deep copy, also of models that keep non-leaf tensors, as timm's do with attention biases."""
     held = (each for part in model.modules() for each in tree_leaves(vars(part)) if isinstance(each, Tensor))
     return copy.deepcopy(model, {id(each): each.detach().clone() for each in held if not each.is_leaf})
 
 
 def _comparable(model: nn.Module, x: Tensor) -> bool:
-    """Can logits be compared with a copy's? Not if a pass draws random numbers, of which a trace would hold one draw
-    for ever, nor if their rounding hides what a copy does otherwise."""
+    """Whether logits can be compared with those of a copy: not if the model is random, as a trace would keep one draw,
+    nor if they are too coarse to show a difference."""
     before = rng.state()
     with torch.no_grad():
         logits = forward.logits(model, x)
@@ -55,7 +55,7 @@ def _comparable(model: nn.Module, x: Tensor) -> bool:
 
 
 def _has_own_backward(model: nn.Module, x: Tensor) -> bool:
-    """Is there a backward pass that somebody wrote (BPDA)? A trace looks through its forward pass, and loses it."""
+    """Whether an operation has a hand-written backward pass (as in BPDA), which a trace would lose."""
     with torch.enable_grad():
         waiting = [forward.logits(model, x.detach().clone().requires_grad_()).grad_fn]
     seen = set()
@@ -71,7 +71,7 @@ def _has_own_backward(model: nn.Module, x: Tensor) -> bool:
 
 
 def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
-    """Are logits and gradients the same? A copy may have lost what the model does with gradients by itself."""
+    """Whether logits and gradients are the same up to rounding."""
     (expected, slope), (got, other_slope) = _with_gradient(model, x), _with_gradient(other, x)
     with torch.no_grad():
         plain, other_plain = forward.logits(model, x), forward.logits(other, x)
@@ -85,12 +85,13 @@ def _agree(model: nn.Module, other: nn.Module, x: Tensor) -> bool:
     if not torch.equal(slope.isfinite(), other_slope.isfinite()):
         return False
     slope, other_slope = slope.nan_to_num(0, 0, 0), other_slope.nan_to_num(0, 0, 0)
-    # Not as closely as logits: a ReLU whose input is zero but for rounding may be open in one and shut in the other.
+    # With a larger tolerance than logits: by rounding, a ReLU with an input near zero may be on in one and off in the
+    # other.
     return bool((slope - other_slope).norm() <= 0.05 * slope.norm())
 
 
 def _with_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Logits, and the gradient of a sum of them in which each has another weight; None where there is no way back."""
+    """Logits, and the gradient of a weighted sum of them; None if the model detaches its input."""
     point = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         logits = forward.logits(model, point)
@@ -106,7 +107,7 @@ def _as_it_is(module: nn.Module) -> nn.Module:
 
 
 def _folded(module: nn.Module) -> nn.Module:
-    """BatchNorms that follow a convolution become part of it, in every part of the model that can be traced."""
+    """Fold BatchNorms into the convolutions before them, in every part of the model that can be traced."""
     if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
         return module
     try:
@@ -137,8 +138,7 @@ def _fold(traced: fx.GraphModule) -> None:
 
 
 def _reuse_memory(traced: fx.GraphModule) -> None:
-    """ReLUs and sums are written over what was made for them alone, by layers whose own backward pass has no use for
-    it."""
+    """Compute ReLUs and sums in place, if nothing else uses their input, nor the backward pass of its layer."""
     parts = dict(traced.named_modules())
 
     def kind(node: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""Attacks by name. An attack proposes images of a threat's set; `judge` decides what is adversarial."""
+"""Attacks by name. An attack returns images inside a threat's set; `judge` decides which of them are adversarial."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ from bastion.threat import Threat
 from bastion.types import Attack, Batch
 
 BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # Adam's
-NEARLY = 0.999999  # tanh never reaches the faces of the box, where its slope is zero
+NEARLY = 0.999999  # pixels are moved off 0 and 1, where atanh is infinite and the slope of tanh zero
 
 
 @attacks.register("cw")
@@ -23,8 +23,8 @@ NEARLY = 0.999999  # tanh never reaches the faces of the box, where its slope is
 class CW(Attack):
     """Carlini and Wagner's l2 attack (2017): the nearest adversarial example, by Adam.
 
-    Minimises ‖x - x0‖² + c·max(z_y - max z_other, -kappa), without a search over c; the nearest hit is returned.
-    A hit outside the threat's set does not count. Distances are the threat's own; what is minimised is l2.
+    Minimises ‖x - x0‖² + c·max(z_y - max z_other, -kappa) for one c; the nearest adversarial example is returned.
+    Only those inside the threat's set count, and the nearest is by the threat's norm, though l2 is minimised.
     """
 
     c: Positive = 1.0
@@ -37,30 +37,30 @@ class CW(Attack):
 
 
 @dataclass
-class Descent(SearchState):
+class CWState(SearchState):
     w: Tensor  # x = (tanh w + 1) / 2
     first: Tensor  # Adam's running mean of the gradient …
     second: Tensor  # … and of its square
 
 
-class AdamSteps(Search[Descent]):
+class AdamSteps(Search[CWState]):
     def __init__(self, settings: CW) -> None:
         self.settings = settings
 
-    def start(self, jobs: Jobs, batch: Batch) -> Descent:
+    def start(self, jobs: Jobs, batch: Batch) -> CWState:
         w = torch.atanh((2 * batch.x - 1) * NEARLY)
         zero = torch.zeros_like(w)
-        state = Descent(**initial_state(jobs, batch, batch.x.clone()), w=w, first=zero, second=zero.clone())
+        state = CWState(**initial_state(jobs, batch, batch.x.clone()), w=w, first=zero, second=zero.clone())
         state.done |= self.settings.steps == 0
         return state
 
-    def wants_gradient(self, state: Descent) -> Tensor:
+    def wants_gradient(self, state: CWState) -> Tensor:
         return state.step < self.settings.steps - 1
 
-    def loss(self, state: Descent, logits: Tensor) -> Tensor:
+    def loss(self, state: CWState, logits: Tensor) -> Tensor:
         return margin(logits, state.y).clamp(max=self.settings.kappa)
 
-    def update(self, state: Descent, logits: Tensor, gradient: Tensor) -> None:
+    def update(self, state: CWState, logits: Tensor, gradient: Tensor) -> None:
         slope = (1 - state.w.tanh().square()) / 2
         downhill = (2 * (state.x - state.x0) - self.settings.c * gradient) * slope
         state.step = state.step + 1

@@ -1,4 +1,4 @@
-"""DeepFool (Moosavi-Dezfooli et al. 2016): straight to the nearest linearised boundary until the class changes."""
+"""DeepFool (Moosavi-Dezfooli et al. 2016): steps to the nearest linearised decision boundary."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bastion.types import Attack, Batch
 @attacks.register("deepfool")
 @settings
 class DeepFool(Attack):
-    """DeepFool (Moosavi-Dezfooli et al. 2016): straight to the nearest linearised boundary, until the class changes.
+    """DeepFool (Moosavi-Dezfooli et al. 2016): steps to the nearest linearised boundary until the class changes.
 
-    Steps are in the threat's norm, inside the box. What fools outside the threat's set does not count.
+    Steps are the shortest in the threat's norm, inside [0, 1]. Only results inside the threat's set count.
     """
 
     steps: Count = 50
     overshoot: Positive = 0.02
-    classes: AtLeastOne = 10  # boundaries to so many of the likeliest wrong classes are looked at; a gradient for each
+    classes: AtLeastOne = 10  # boundaries to this many of the likeliest wrong classes are compared, a gradient for each
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm, classes), name="deepfool")

@@ -1,9 +1,9 @@
-"""Many searches on one model at once: full batches of searches, each dropped the moment it is over.
+"""Runs many searches on one model in full batches; a search that is over is replaced by the next one at once.
 
-An attack is a rule (`Search`) for one search: which image to run the model on next, given the logits of the last. A
-search is for one example, with perhaps a target class and a restart. `run_searches` keeps a pool of them whose rows
-share the model's batches: one that has fooled the model, or spent its budget, makes room for the next. Searches do not
-see each other, so what an example gets does not depend on what else is in the batch.
+A search is for one example, possibly with a target class and a number of restarts. An attack is a rule (`Search`) for
+it: which image to run the model on next, given the logits and gradient of the last one. `run_searches` keeps a pool of
+searches that share the model's batches. Searches are independent, so the result for an example does not depend on what
+else is in the batch.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from bastion.forward import Best, check_batch, check_labels, input_gradient, mis
 from bastion.threat import Threat
 from bastion.types import Batch, hard
 
-# "hit": a search ends, and with it all later ones of its example, when it finds an adversarial example.
-# "nearest": all searches spend their budget; the adversarial example nearest to the image counts.
-# "loss": all searches spend their budget; the highest loss counts.
+# "hit": a search that finds an adversarial example ends, and so do all later ones of its example.
+# "nearest": all searches use all their steps; the adversarial example nearest to the image is returned.
+# "loss": all searches use all their steps; the image with the highest loss is returned.
 Goal = Literal["hit", "nearest", "loss"]
 
-# A hit with a margin this small, relative to the largest logit, may be none in another batch: its search goes on.
+# A hit with a smaller margin, relative to the largest logit, may fail in another batch: its search goes on.
 CONFIRMED = 1e-4
-INSIGNIFICANT = 1e9  # what the distance of a hit counts more if its margin may be rounding
-FORWARD_ONLY = 2  # so many times the images fit into a pass that saves nothing for a backward pass
+INSIGNIFICANT = 1e9  # added to the distance of a hit whose margin may be rounding
+FORWARD_ONLY = 2  # the batch is this many times larger in passes without a backward pass
 
 
 @dataclass
 class Rows:
     """Tensors with one row per search."""
 
-    at: Tensor  # (B,) the example's place in the batch
-    number: Tensor  # (B,) of the search among those of its example; its random numbers hang on it
-    target: Tensor  # (B,) class to reach; the right class where the search has none
+    at: Tensor  # (B,) position of the example in the batch
+    number: Tensor  # (B,) of the search among those of its example; seeds its random numbers
+    target: Tensor  # (B,) target class; the right class if the search is untargeted
 
     def __len__(self) -> int:
         return len(self.at)
 
     def take(self, rows: Tensor) -> Self:
-        """The rows of a mask or of positions."""
+        """The rows given by a mask or by positions."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def put(self, rows: Tensor, other: Self) -> None:
@@ -60,20 +60,20 @@ class Rows:
 
 @dataclass
 class Jobs(Rows):
-    """Searches to be made, first ones first."""
+    """Searches that have not started, in their order."""
 
     restart: Tensor  # (B,)
 
 
 @dataclass
 class SearchState(Rows):
-    """What is kept of every search; rules add their own."""
+    """The state of running searches; subclasses add fields of their attack."""
 
     x0: Tensor
     y: Tensor
-    x: Tensor  # to run the model on next
-    step: Tensor  # int64 (B,): how many times it ran
-    done: Tensor  # bool (B,): has spent its budget
+    x: Tensor  # the next input of the model
+    step: Tensor  # int64 (B,): steps taken
+    done: Tensor  # bool (B,): all steps are used
 
 
 def initial_state(jobs: Jobs, batch: Batch, x: Tensor) -> dict[str, Tensor]:
@@ -94,35 +94,35 @@ S = TypeVar("S", bound=SearchState)
 
 
 class Search(ABC, Generic[S]):
-    """The rule of an attack, for many searches at once."""
+    """The rule of an attack: how its searches start and proceed, for many searches at once."""
 
-    eot: int = 1  # gradients averaged over so many passes, for models that draw random numbers
-    backwards: int = 1  # passes that one gradient takes
+    eot: int = 1  # gradients are averaged over this many passes, for randomised models
+    backwards: int = 1  # backward passes that one gradient takes
     mixed: ClassVar[bool] = False  # some searches want a gradient while others do not
-    gradient_free: ClassVar[bool] = False  # none ever wants one
+    gradient_free: ClassVar[bool] = False  # no search ever wants a gradient
 
     @abstractmethod
     def start(self, jobs: Jobs, batch: Batch) -> S:
-        """Searches at their first images; `batch` has the examples of the jobs, row by row."""
+        """The state of new searches, with their first x; row i of `batch` is the example of job i."""
 
     @abstractmethod
     def wants_gradient(self, state: S) -> Tensor:
-        """bool (B,): does the search need the gradient of `loss` at x?"""
+        """bool (B,): the search needs the gradient of `loss` at x."""
 
     @abstractmethod
     def loss(self, state: S, logits: Tensor) -> Tensor:
-        """(B,) what to differentiate."""
+        """(B,): what is differentiated."""
 
     def gradient(self, state: S, logits: Tensor, x: Tensor) -> Tensor:
-        """(B, …) of the loss, by the way back from the logits to x."""
+        """The gradient of the loss with respect to x; `logits` are connected to x by the graph."""
         return input_gradient(self.loss(state, logits), x)
 
     @abstractmethod
     def update(self, state: S, logits: Tensor, gradient: Tensor) -> None:
-        """Set `x` to what the model is to run on next, or `done`. The gradient is zero where none is wanted."""
+        """Set the next `x`, or `done`. The gradient is zero where none was wanted."""
 
     def best(self, state: S) -> tuple[Tensor, Tensor]:
-        """What a search has to show that fooled nobody: images, and scores to compare searches of an example by."""
+        """What a search that found no adversarial example returns: images, and scores to compare searches by."""
         return state.x0, state.x0.new_full((len(state),), -torch.inf)
 
 
@@ -137,9 +137,9 @@ def attack(
     restarts: int = 1,
     goal: Goal = "hit",
 ) -> Tensor:
-    """What the rule for so many classes finds; the image itself where it is misclassified already.
+    """Run the searches of a rule; images that are already misclassified are returned unchanged.
 
-    `targets` n: one search for each of the n likeliest wrong classes; 0: one without a target.
+    `rule` gets the number of classes. `targets` n: one search for each of the n likeliest wrong classes; 0: untargeted.
     """
     given, batch = check_batch(model, batch, name)
     if len(batch.x) == 0:
@@ -152,18 +152,18 @@ def attack(
         )
     known = getattr(given, "num_classes", None)
     with accelerated.ready(batch.x):
-        if goal == "loss" and not targets and known:  # one of thousands of training steps: no pass for nothing
+        if goal == "loss" and not targets and known:  # in training, save the clean forward pass
             return run_searches(rule(known), accelerated, batch, threat, best, restarts=restarts, goal=goal).x
         clean = clean_logits(accelerated, batch)
         search = rule(clean.shape[1])
-        if goal != "loss" and search.eot == 1:  # one draw of a model that draws random numbers proves nothing
-            skip_mistakes(best, clean, batch, accelerated.rounding)
+        if goal != "loss" and search.eot == 1:  # a single pass of a randomised model proves nothing
+            skip_misclassified(best, clean, batch, accelerated.rounding)
         chosen = likeliest_wrong(clean, batch.y, targets) if targets else None
         return run_searches(search, accelerated, batch, threat, best, targets=chosen, restarts=restarts, goal=goal).x
 
 
 def clean_logits(model: Accelerated, batch: Batch) -> Tensor:
-    """Those that come with the batch, or from a pass of the model."""
+    """`batch.logits`, or those of a forward pass if the batch has none."""
     if batch.logits is not None:
         return model.taken(batch.logits, batch.x)
     with torch.no_grad():
@@ -173,8 +173,8 @@ def clean_logits(model: Accelerated, batch: Batch) -> Tensor:
     return logits
 
 
-def skip_mistakes(best: Best, clean: Tensor, batch: Batch, rounding: float) -> None:
-    """Images that are misclassified by a margin beyond rounding need no search."""
+def skip_misclassified(best: Best, clean: Tensor, batch: Batch, rounding: float) -> None:
+    """Let no search run for images that are already misclassified by a margin above rounding."""
     wrong = misclassified(clean, batch.y) & margin_is_significant(clean, batch.y, rounding)
     best.offer(batch.x, lead(clean, batch.y), wrong)
     best.close(wrong)
@@ -191,21 +191,21 @@ def run_searches(
     restarts: int = 1,
     goal: Goal = "hit",
 ) -> Best:
-    """Make every search of every example that is not settled. `targets` (B, n): classes to reach, in this order."""
-    waiting = _line_up(batch, targets, restarts)
+    """Run every search of every example that is not settled. `targets` (B, n): target classes, in this order."""
+    waiting = _make_jobs(batch, targets, restarts)
     waiting = waiting.take(~best.settled[waiting.at])
     passes = torch.zeros(2, len(batch.x), dtype=torch.int64, device=batch.x.device)
-    size = _even(len(waiting), model.batch_size * (FORWARD_ONLY if rule.gradient_free else 1))
-    state, waiting = _begin(rule, batch, waiting, size * (2 if rule.mixed else 1))
+    size = _even_batch_size(len(waiting), model.batch_size * (FORWARD_ONLY if rule.gradient_free else 1))
+    state, waiting = _start_jobs(rule, batch, waiting, size * (2 if rule.mixed else 1))
     while len(state):
-        rows = _alike(rule.wants_gradient(state), size) if rule.mixed else None
+        rows = _next_rows(rule.wants_gradient(state), size) if rule.mixed else None
         some = state if rows is None else state.take(rows)
         x, first = some.x, (some.step == 0) & rule.wants_gradient(some)
         logits, gradient = _run_model(rule, model, some, passes)
         if first.any():
             record_zero_grad(batch.index[some.at[first]], gradient[first])
         if goal != "loss":
-            # One draw of a model that draws random numbers proves nothing: its hits are kept, and end no search.
+            # A single pass of a randomised model proves nothing: its hits are kept, but end no search.
             _record_hits(some, x, logits, threat, goal, best, model.rounding, settles=rule.eot == 1)
         rule.update(some, logits, gradient)
         if some.done.any():
@@ -213,13 +213,13 @@ def run_searches(
             best.offer(*rule.best(ended), torch.zeros_like(ended.done), ended.at)
         if rows is not None:
             state.put(rows, some)
-        state, waiting = _refill(rule, batch, state, waiting, best.by)
+        state, waiting = _refill(rule, batch, state, waiting, best.settled_by)
     journal.passes(batch.index, *passes)
     return best
 
 
-def _line_up(batch: Batch, targets: Tensor | None, restarts: int) -> Jobs:
-    """All searches: every example's first target before any second one, all targets before the next restart."""
+def _make_jobs(batch: Batch, targets: Tensor | None, restarts: int) -> Jobs:
+    """All searches, ordered by restart, then by target, then by example."""
     classes = hard(batch.y)[:, None] if targets is None else targets
     count = classes.shape[1]
     at = torch.arange(len(batch.x), device=classes.device).repeat(count * restarts)
@@ -227,27 +227,27 @@ def _line_up(batch: Batch, targets: Tensor | None, restarts: int) -> Jobs:
     return Jobs(at, number, classes[at, number % max(count, 1)], number // max(count, 1))
 
 
-def _even(jobs: int, size: int) -> int:
-    """About `size`, such that searches of one length leave no small batch at the end: 37 are not 32 and 5."""
+def _even_batch_size(jobs: int, size: int) -> int:
+    """A batch size near `size` that divides the jobs evenly: 37 jobs at 32 are one batch of 37, not of 32 and 5."""
     return max(1, math.ceil(jobs / max(1, round(jobs / size))))
 
 
-def _begin(rule: Search[S], batch: Batch, waiting: Jobs, count: int) -> tuple[S, Jobs]:
-    """Start the first `count` jobs; the others go on waiting."""
+def _start_jobs(rule: Search[S], batch: Batch, waiting: Jobs, count: int) -> tuple[S, Jobs]:
+    """Start the first `count` jobs; returns their state, and the jobs that still wait."""
     rows = torch.arange(len(waiting), device=waiting.at.device)
     jobs = waiting.take(rows[:count])
     return rule.start(jobs, batch.select(jobs.at)), waiting.take(rows[count:])
 
 
-def _alike(wants: Tensor, size: int) -> Tensor | None:
-    """Up to `size` rows that want the same, of the kind that has more; None: that is all rows."""
+def _next_rows(wants: Tensor, size: int) -> Tensor | None:
+    """Up to `size` rows, all with or all without a gradient, whichever are more; None: all rows."""
     kind = wants.sum() * 2 >= len(wants)
     rows = (wants == kind).nonzero()[:size, 0]
     return None if len(rows) == len(wants) else rows
 
 
 def _run_model(rule: Search[S], model: Accelerated, state: S, passes: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits at the searches' x, and gradients if any search wants one."""
+    """Logits at the searches' x, and gradients if any search wants one; counts the passes."""
     wanted = bool(rule.wants_gradient(state).any())
     x = state.x.detach().requires_grad_(wanted)
     total = state.x.new_zeros(()).expand_as(state.x)
@@ -267,13 +267,13 @@ def _run_model(rule: Search[S], model: Accelerated, state: S, passes: Tensor) ->
 def _record_hits(
     state: S, x: Tensor, logits: Tensor, threat: Threat, goal: Goal, best: Best, rounding: float, *, settles: bool
 ) -> None:
-    """Keep what is adversarial; a margin below the rounding ends no search."""
+    """Keep adversarial examples; one whose margin is below rounding does not end its search."""
     hits = is_adversarial(threat, state.x0, x, logits, state.y).nonzero()[:, 0]
     if not len(hits):
         return
     at, x0, x, y, logits = state.at[hits], state.x0[hits], x[hits], state.y[hits], logits[hits]
     leads = lead(logits, y)
-    least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the nearest has a small one by nature
+    least = max(CONFIRMED, rounding) if goal == "hit" else rounding  # the margin of the nearest is always small
     sure = margin_is_significant(logits, y, least)
     score = leads if goal == "hit" else -threat.distance(x0, x) - torch.where(sure, 0.0, INSIGNIFICANT)
     best.offer(x, score, torch.ones_like(sure), at)
@@ -281,15 +281,15 @@ def _record_hits(
         best.settle(x[sure], leads[sure], at[sure], state.number[hits][sure])
 
 
-def _refill(rule: Search[S], batch: Batch, state: S, waiting: Jobs, by: Tensor) -> tuple[S, Jobs]:
-    """Give the places of searches that are over to those that wait."""
-    over = state.done | (state.number >= by[state.at])
+def _refill(rule: Search[S], batch: Batch, state: S, waiting: Jobs, settled_by: Tensor) -> tuple[S, Jobs]:
+    """Replace searches that are over by waiting ones."""
+    over = state.done | (state.number >= settled_by[state.at])
     if not over.any():
         return state, waiting
-    waiting = waiting.take(waiting.number < by[waiting.at])
+    waiting = waiting.take(waiting.number < settled_by[waiting.at])
     if len(waiting):
         free = over.nonzero()[:, 0]
-        fresh, waiting = _begin(rule, batch, waiting, len(free))
+        fresh, waiting = _start_jobs(rule, batch, waiting, len(free))
         state.put(free[: len(fresh)], fresh)
         over[free[: len(fresh)]] = False
     return (state.take(~over) if over.any() else state), waiting

@@ -1,4 +1,4 @@
-"""Attacks one after another, each on what the ones before it could not fool; AutoAttack is such an ensemble."""
+"""Ensembles of attacks, each run on the images that the ones before it did not fool; AutoAttack is one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Version = Literal["standard", "plus", "rand"]
 @attacks.register("ensemble")
 @settings
 class Ensemble(Attack):
-    """Attacks one after another: what a member has fooled, judged on the model as given, is not shown to the next."""
+    """Attacks one after another, each on the images that no earlier member has fooled, judged on the model as given."""
 
     members: Annotated[tuple[Attack, ...], MinLen(1)]
 
@@ -47,11 +47,11 @@ class Ensemble(Attack):
 class AutoAttack(Attack):
     """AutoAttack (Croce and Hein 2020, 2021) with its official settings for each norm.
 
-    `standard` is what robust accuracy is reported with; `plus` has more restarts and losses; `rand`, for models that
-    draw random numbers, averages gradients over 20 passes.
+    Robust accuracy is usually reported with `standard`; `plus` has more restarts and losses; `rand`, for randomised
+    models, averages gradients over 20 passes.
     """
 
-    version: Version = "standard"  # type: ignore[misc, assignment]  # AutoAttack's own word; results are its members'
+    version: Version = "standard"  # type: ignore[misc, assignment]  # AutoAttack's name; `versions` are its members'
 
     @property
     def eot(self) -> int:
@@ -80,14 +80,14 @@ class AutoAttack(Attack):
 
 
 def run_members(members: Sequence[Attack], model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-    """Each attack on what is left; the clean logits are computed once, and the model is accelerated once."""
+    """Run each attack on what is left; the clean logits are computed once, and the model is accelerated once."""
     given, batch = check_batch(model, batch, "ensemble")
     if len(batch.x) == 0:
         return batch.x
     model, clean, best = accelerate(model), predict(given, batch), Best(batch.x)
     batch, wrong = batch._replace(logits=clean), misclassified(clean, batch.y)
     if any(member.eot > 1 for member in members):
-        wrong = torch.zeros_like(wrong)  # the model draws random numbers: one wrong answer proves nothing
+        wrong = torch.zeros_like(wrong)  # one wrong answer of a randomised model proves nothing
     best.offer(batch.x, lead(clean, batch.y), wrong)
     for number, member in enumerate(members):
         at = (~best.fooled).nonzero()[:, 0]

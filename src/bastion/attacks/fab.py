@@ -19,7 +19,7 @@ from bastion.settings import AtLeastOne, Count, settings
 from bastion.threat import Threat, length
 from bastion.types import Attack, Batch
 
-PULL = 0.1  # most that a step is drawn towards the image (α_max)
+PULL = 0.1  # largest weight of the step from the image itself (α_max)
 
 
 @attacks.register("fab")
@@ -27,15 +27,15 @@ PULL = 0.1  # most that a step is drawn towards the image (α_max)
 class FAB(Attack):
     """FAB (Croce and Hein 2020): the nearest adversarial example, by steps to the linearised boundary.
 
-    `targets` 0: towards the nearest of all classes, a gradient for each; n: a search for each of the n likeliest.
-    `keep` "fooled" stops at the first adversarial example; "nearest" spends all steps to come closer.
+    `targets` 0: untargeted, with a gradient for each class; n: one search for each of the n likeliest wrong classes.
+    `keep` "fooled" stops at the first adversarial example; "nearest" uses all steps to reduce the distance.
     """
 
     steps: Count = 100
     targets: Count = 0
     restarts: AtLeastOne = 1
     overshoot: Annotated[float, Gt(1)] = 1.05  # η: how far past the boundary a step goes
-    backward: Annotated[float, Gt(0), Lt(1)] = 0.9  # β: how far an adversarial example is drawn back towards the image
+    backward: Annotated[float, Gt(0), Lt(1)] = 0.9  # β: share of its distance that an adversarial example keeps
     keep: Literal["fooled", "nearest"] = "fooled"
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
@@ -56,19 +56,22 @@ class FAB(Attack):
 
 @attacks.register("fab-t")
 def fab_t(*, steps: int = 100, targets: int = 9, restarts: int = 1) -> FAB:
-    """FAB with a search for each of the likeliest wrong classes: one gradient a step, however many there are."""
+    """FAB with a search for each of the likeliest wrong classes, so that a step takes one gradient."""
     return FAB(steps=steps, targets=targets, restarts=restarts)
 
 
 @dataclass
-class Approach(SearchState):
-    tested: Tensor  # bool (B,): x is where a step leads; does it fool?
-    hopeful: Tensor  # bool (B,): the last one did, so this one gets no gradient
+class FABState(SearchState):
+    tested: Tensor  # bool (B,): x is the result of a step, so it may be adversarial
+    last_fooled: Tensor  # bool (B,): the result of the last step was adversarial
 
 
-class BoundarySteps(Search[Approach]):
-    """An x that does not fool is where the next step starts, and its gradient is there already. One that does is
-    drawn back first, and its gradient would be for nothing."""
+class BoundarySteps(Search[FABState]):
+    """If the last step's result was adversarial, the next one is expected to be too, and is run without a gradient.
+
+    An x that is not adversarial is where the next step starts, and needs its gradient; an adversarial one is first
+    moved back towards the image, so its gradient would not be used.
+    """
 
     mixed = True
 
@@ -76,13 +79,13 @@ class BoundarySteps(Search[Approach]):
         self.settings, self.threat, self.seed = settings, threat, seed
         self.backwards = 1 if settings.targets else classes - 1
 
-    def start(self, jobs: Jobs, batch: Batch) -> Approach:
+    def start(self, jobs: Jobs, batch: Batch) -> FABState:
         x = torch.where((jobs.restart > 0).view(-1, 1, 1, 1), self._nearby(jobs, batch), batch.x)
         no = torch.zeros_like(jobs.at, dtype=torch.bool)
-        return Approach(**initial_state(jobs, batch, x), tested=no, hopeful=no.clone())
+        return FABState(**initial_state(jobs, batch, x), tested=no, last_fooled=no.clone())
 
     def _nearby(self, jobs: Jobs, batch: Batch) -> Tensor:
-        """Random, at half the radius, for restarts."""
+        """Random images at half the radius, where restarts begin."""
         draw = rng.key("fab") + jobs.number
         if self.threat.norm == "linf":
             offset = rng.uniform(self.seed, batch.index, draw, batch.x.shape[1:], -1, 1, dtype=batch.x.dtype)
@@ -91,24 +94,24 @@ class BoundarySteps(Search[Approach]):
         unit = offset / length(self.threat.norm, offset).view(-1, 1, 1, 1)
         return (batch.x + self.threat.eps / 2 * unit).clamp(0, 1)
 
-    def wants_gradient(self, state: Approach) -> Tensor:
-        return (state.step < self.settings.steps) & ~(state.tested & state.hopeful)
+    def wants_gradient(self, state: FABState) -> Tensor:
+        return (state.step < self.settings.steps) & ~(state.tested & state.last_fooled)
 
-    def loss(self, state: Approach, logits: Tensor) -> Tensor:
+    def loss(self, state: FABState, logits: Tensor) -> Tensor:
         return targeted_margin(logits, state.y, state.target)
 
-    def gradient(self, state: Approach, logits: Tensor, x: Tensor) -> Tensor:
+    def gradient(self, state: FABState, logits: Tensor, x: Tensor) -> Tensor:
         if self.settings.targets:
             return super().gradient(state, logits, x)
         state.target, normal = nearest_boundary(self.threat.norm, logits, state.y, x, self.backwards)
         return normal
 
-    def update(self, state: Approach, logits: Tensor, gradient: Tensor) -> None:
+    def update(self, state: FABState, logits: Tensor, gradient: Tensor) -> None:
         settings = self.settings
         fooled = state.tested & misclassified(logits, state.y)
         had_gradient = self.wants_gradient(state)
         state.done = state.step >= settings.steps
-        state.hopeful = torch.where(state.tested, fooled, state.hopeful)
+        state.last_fooled = torch.where(state.tested, fooled, state.last_fooled)
         steps = had_gradient & ~fooled & ~state.done
         back = state.x0 + settings.backward * (state.x - state.x0)
         x = torch.where(fooled.view(-1, 1, 1, 1), back, state.x)
@@ -116,7 +119,7 @@ class BoundarySteps(Search[Approach]):
             x[steps] = self._step(state.take(steps), logits[steps], gradient[steps])
         state.x, state.tested, state.step = x, steps, state.step + steps.long()
 
-    def _step(self, state: Approach, logits: Tensor, gradient: Tensor) -> Tensor:
+    def _step(self, state: FABState, logits: Tensor, gradient: Tensor) -> Tensor:
         x, x0 = state.x.flatten(1), state.x0.flatten(1)
         normal = gradient.flatten(1)
         offset = (normal * x).sum(1) - self.loss(state, logits)

@@ -1,4 +1,4 @@
-"""The shortest way to a hyperplane inside the box, in any norm: what FAB and DeepFool step along."""
+"""Projection onto a hyperplane inside [0, 1], in any norm: the steps of FAB and DeepFool."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bastion.attacks.losses import likeliest_wrong, targeted_margin
 from bastion.forward import input_gradient
 from bastion.threat import Norm, headroom, length
 
-NEGLIGIBLE = 1e-8  # of the largest: a coordinate of the normal this small does not help to reach the plane (l2 and l1)
+NEGLIGIBLE = 1e-8  # l2 and l1: smaller coordinates of the normal, relative to the largest, count as zero
 DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
 
 
 def nearest_boundary(norm: Norm, logits: Tensor, y: Tensor, x: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Of the linearised boundaries to the likeliest wrong classes, the class (B,) and the normal (B, …) of the nearest.
+    """The class (B,) and normal (B, …) of the nearest of the linearised boundaries to the likeliest wrong classes.
 
-    One after another: of a thousand classes, only the gradient of the nearest is held.
+    Classes are processed one after another, so that only one gradient is kept in memory.
     """
     candidates = likeliest_wrong(logits.detach(), y, classes).unbind(1)
     for number, target in enumerate(candidates):
@@ -35,32 +35,32 @@ def nearest_boundary(norm: Norm, logits: Tensor, y: Tensor, x: Tensor, classes: 
 def to_hyperplane(norm: Norm, x: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
     """Per row, the shortest move d from x with ⟨normal, x + d⟩ = offset and x + d in [0, 1].
 
-    x and normal are (B, D), offset (B,). Where the plane does not meet the box, the move to the corner nearest to it.
+    x and normal are (B, D), offset (B,). If the plane does not meet the box: the move to the corner nearest to it.
     """
     excess = (normal * x).sum(1) - offset
-    down = normal * torch.where(excess < 0, 1.0, -1.0).to(x.dtype)[:, None]  # the way to the plane, |excess| away
+    down = normal * torch.where(excess < 0, 1.0, -1.0).to(x.dtype)[:, None]  # direction towards the plane
     largest = down.abs().amax(1, keepdim=True).clamp(min=1e-30)
-    weight, need = down.abs() / largest, excess.abs() / largest[:, 0]  # or the squares of small gradients vanish
+    weight, need = down.abs() / largest, excess.abs() / largest[:, 0]  # scaled, so that small squares do not underflow
     if norm != "linf":
         weight = F.threshold(weight, NEGLIGIBLE, 0.0)
-    return down.sign() * {"linf": _evenly, "l2": _along, "l1": _greedily}[norm](weight, headroom(x, down), need)
+    return down.sign() * {"linf": _linf_move, "l2": _l2_move, "l1": _l1_move}[norm](weight, headroom(x, down), need)
 
 
-def _evenly(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
-    """linf: every coordinate by λ, or as far as it can."""
+def _linf_move(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
+    """Every coordinate moves by λ, or to the face of the box."""
     return torch.minimum(_level(weight, space, need), space)
 
 
-def _along(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
-    """l2: every coordinate by λ times its weight, or as far as it can."""
+def _l2_move(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
+    """Every coordinate moves by λ times its weight, or to the face of the box."""
     level = _level(weight.square(), space / weight.clamp(min=1e-30), need)
     return torch.minimum(level * weight, space)
 
 
 def _level(rate: Tensor, cap: Tensor, need: Tensor) -> Tensor:
-    """(B, 1) the smallest λ with Σ rate·min(λ, cap) = need; the largest number where there is none.
+    """(B, 1): the smallest λ with Σ rate·min(λ, cap) = need; the largest float if there is none.
 
-    The sum is concave and piecewise linear in λ, so Newton's steps from 0 climb to the root and end there.
+    The sum is concave and piecewise linear in λ, so Newton's method from 0 reaches the root in finitely many steps.
     """
     level, most, gain = torch.zeros_like(need)[:, None], torch.finfo(need.dtype).max, rate * cap
     while True:
@@ -73,8 +73,8 @@ def _level(rate: Tensor, cap: Tensor, need: Tensor) -> Tensor:
         level = torch.where(rising, climbed, level)
 
 
-def _greedily(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
-    """l1: the coordinates of largest weight as far as they can, the last one by what is left."""
+def _l1_move(weight: Tensor, space: Tensor, need: Tensor) -> Tensor:
+    """The coordinates of largest weight move to the face of the box, the last of them by what is left."""
     order = weight.argsort(dim=1, descending=True, stable=True)
     gain = (weight * space).gather(1, order).double()
     before = gain.cumsum(1) - gain

@@ -1,4 +1,4 @@
-"""What decides: is an image adversarial, and by a margin that counts? Attacks propose, `judge` tests what came back."""
+"""Decides whether images are adversarial, and by a margin above rounding; `judge` runs an attack and tests it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from bastion.types import Attack, Batch, hard
 def is_adversarial(threat: Threat, x0: Tensor, x: Tensor, logits: Tensor, y: Tensor) -> Tensor:
     """(B,) bool: x is inside the threat's set around x0, and misclassified."""
     adversarial = misclassified(logits, y)
-    wrong = adversarial.nonzero()[:, 0]  # few, in most steps of an attack: only they are measured
+    wrong = adversarial.nonzero()[:, 0]  # few in most steps of an attack, so distances are computed for these only
     if len(wrong):
         adversarial[wrong] = threat.contains(x0[wrong], x[wrong])
     return adversarial
 
 
 def lead(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) of the likeliest wrong class, negative while the model is right; infinite where it answers NaN."""
+    """(B,): the margin of the likeliest wrong class, negative if the model is right; infinite for NaN logits."""
     return margin(logits, y).nan_to_num(nan=torch.inf)
 
 
 def margin_is_significant(logits: Tensor, y: Tensor, least: float) -> Tensor:
-    """(B,) bool: does a wrong class lead by more than this share of the largest logit?"""
+    """(B,) bool: a wrong class leads by more than `least` times the largest logit."""
     leads = lead(logits, y)
     right = logits.gather(1, hard(y)[:, None])
     largest = torch.where(logits > right - MASKED, logits.abs(), 0).amax(1)
@@ -38,16 +38,16 @@ def margin_is_significant(logits: Tensor, y: Tensor, least: float) -> Tensor:
 
 
 class Verdict(NamedTuple):
-    x: Tensor  # what the attack returned; the image itself where the clean one was wrong already
-    clean: Tensor  # bool (B,): right on the clean image
+    x: Tensor  # what the attack returned; the clean image if that was misclassified
+    clean: Tensor  # bool (B,): the clean image is classified right
     inside: Tensor  # bool (B,): x is in the threat's set
-    fooled: Tensor  # bool (B,): right before, and x is adversarial
-    prediction: Tensor  # int64 (B,): on x
-    before: Tensor  # int64 (B,): on the clean image
+    fooled: Tensor  # bool (B,): the clean image is classified right, and x is adversarial
+    prediction: Tensor  # int64 (B,): class of x
+    before: Tensor  # int64 (B,): class of the clean image
 
 
 def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> Verdict:
-    """Attack the examples that are right, and test what came back on the model as given. Put it in eval mode first."""
+    """Attack the images that are classified right, and test the result on the model as given, which is in eval mode."""
     given, batch = check_batch(model, batch, "judge")
     with torch.no_grad():
         before = forward.logits(given, batch.x, batch.y)
@@ -61,7 +61,7 @@ def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, see
 
 
 def run_attack(attack: Attack, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
-    """What the attack returns, in the images' precision. It gets images of its own, and leaves the model's mode."""
+    """The attack's images, in the precision of the batch. The attack gets a copy; the model's mode is restored."""
     with in_mode(model):
         x = attack(model, batch._replace(x=batch.x.clone()), threat, seed=seed)
     if not isinstance(x, Tensor) or x.shape != batch.x.shape:

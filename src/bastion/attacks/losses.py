@@ -1,4 +1,4 @@
-"""What an attack maximises: one value per example from logits and labels."""
+"""Losses that attacks maximise: one value per example, from logits and labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bastion.types import hard
 
 TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, y, and the class to reach (B,) -> (B,)
 LossName = Literal["ce", "margin", "dlr"]
-FLOOR = -1e9  # a class that was taken out with -inf counts as this, or DLR's denominator would be infinite
+FLOOR = -1e9  # replaces the -inf of a masked class, which would make the denominator of DLR infinite
 
 
 def ce(logits: Tensor, y: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ LOSSES: dict[LossName, Loss] = {"ce": ce, "margin": margin, "dlr": dlr}
 TARGETED: dict[LossName, TargetedLoss] = {"ce": targeted_ce, "margin": targeted_margin, "dlr": targeted_dlr}
 
 
-def fitting(loss: LossName, classes: int, *, targeted: bool) -> LossName:
-    """The loss itself, or the margin where DLR has too few classes to rank; the journal says so."""
+def usable_loss(loss: LossName, classes: int, *, targeted: bool) -> LossName:
+    """The loss itself, or the margin if there are too few classes for DLR, which is noted in the journal."""
     if loss != "dlr":
         return loss
     few = classes < (4 if targeted else 3)
@@ -77,6 +77,6 @@ def fitting(loss: LossName, classes: int, *, targeted: bool) -> LossName:
 
 def likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:
     """(B, count) the wrong classes with the largest logits, likeliest first; fewer if there are fewer."""
-    others = logits.nan_to_num(nan=-torch.inf).clamp(min=torch.finfo(logits.dtype).min)  # a masked class is still one
+    others = logits.nan_to_num(nan=-torch.inf).clamp(min=torch.finfo(logits.dtype).min)  # above that of the right class
     others = others.scatter(1, hard(y)[:, None], -torch.inf)
     return others.topk(min(count, logits.shape[1] - 1), dim=1).indices

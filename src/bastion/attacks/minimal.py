@@ -1,4 +1,4 @@
-"""The smallest perturbation that fools: FAB's nearest, then bisection over the radius with targeted APGD."""
+"""The smallest adversarial perturbation: FAB's, then reduced by bisection over the radius with targeted APGD."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bastion.acceleration import Accelerated, accelerate
 from bastion.attacks import attacks
 from bastion.attacks.apgd import APGD
-from bastion.attacks.engine import clean_logits, run_searches, skip_mistakes
+from bastion.attacks.engine import clean_logits, run_searches, skip_misclassified
 from bastion.attacks.fab import FAB, BoundarySteps
 from bastion.attacks.losses import likeliest_wrong
 from bastion.forward import Best, check_batch
@@ -20,10 +20,10 @@ from bastion.types import Attack, Batch
 @attacks.register("minimal")
 @settings
 class Minimal(Attack):
-    """The nearest adversarial example; give a threat as large as the box to find it wherever it is.
+    """The nearest adversarial example; the threat should be as large as the box, so that it does not limit the search.
 
-    Each bisection attacks every example at its own radius, from its nearest adversarial example drawn in to that
-    radius.
+    Each step of the bisection attacks every example at its own radius, starting at its nearest adversarial example,
+    projected to that radius.
     """
 
     fab_steps: Count = 100
@@ -39,21 +39,21 @@ class Minimal(Attack):
         accelerated, best = accelerate(model), Best(batch.x)
         with accelerated.ready(batch.x):
             clean = clean_logits(accelerated, batch)
-            skip_mistakes(best, clean, batch, accelerated.rounding)
+            skip_misclassified(best, clean, batch, accelerated.rounding)
             fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed, clean.shape[1])
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
             run_searches(fab, accelerated, batch, threat, best, targets=targets, goal="nearest")
-            self._narrow(accelerated, batch, threat, best, clean, seed)
+            self._bisect(accelerated, batch, threat, best, clean, seed)
         return best.x
 
-    def _narrow(self, model: Accelerated, batch: Batch, threat: Threat, best: Best, clean: Tensor, seed: int) -> None:
-        """Halve the gap between the largest radius that failed and the smallest that did not, for each example."""
+    def _bisect(self, model: Accelerated, batch: Batch, threat: Threat, best: Best, clean: Tensor, seed: int) -> None:
+        """Bisect, for each example, between the largest radius at which APGD fails and the smallest with success."""
         attack = APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
         targets = likeliest_wrong(clean, batch.y, self.targets)
         low = torch.zeros(len(batch.x), dtype=torch.float64, device=batch.x.device)
         high = torch.where(best.fooled, threat.distance(batch.x, best.x), threat.eps)
         for turn in range(self.bisections + 1):
-            # First the whole radius, where FAB found nothing; then halves, from the nearest one known.
+            # First at the threat's radius, if FAB found nothing; then at the midpoint, from the nearest one known.
             radius = (low + high) / 2 if turn else high
             wanted = ~best.settled & (best.fooled if turn else ~best.fooled)
             rule = attack.rule(threat.norm, radius, clean.shape[1], seed)
@@ -61,7 +61,7 @@ class Minimal(Attack):
             tried = Best(batch.x)
             tried.close(~wanted)
             run_searches(rule, model, batch, threat, tried, targets=targets)
-            better = tried.settled & wanted  # by a margin beyond rounding: it takes the place of what fools
+            better = tried.settled & wanted  # by a margin above rounding
             best.x[better], best.fooled[better] = tried.x[better], True
             high = torch.where(better, torch.minimum(radius, threat.distance(batch.x, tried.x)), high)
             low = torch.where(wanted & ~better, radius, low)

@@ -1,4 +1,4 @@
-"""Attacks that touch a few patches of the image only: PGD, noise added, and occlusion by noise (Eq. 1 of RSPC)."""
+"""Attacks that change only a few patches of the image: PGD, added noise, and occlusion by noise (Eq. 1 of RSPC)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from bastion.threat import Threat, length
 from bastion.types import Attack, Batch, Tapped, Taps
 
 Choice = Literal["gradient", "random", "attention"]
-SELECTING_BLOCK = 4  # whose attention tells patches apart, as in the code of Patch-Fool
+SELECTING_BLOCK = 4  # the block whose attention selects patches, as in the code of Patch-Fool
 
 
 @attacks.register("patch-pgd")
 @settings
 class PatchPGD(Attack):
-    """PGD (Madry et al. 2018) on chosen patches; the threat bounds the pixels inside, linf 1 leaves them free."""
+    """PGD (Madry et al. 2018) on chosen patches; the threat bounds the change of their pixels, linf 1 allows any."""
 
     version = 2
     patches: AtLeastOne = 1
-    share: Share | None = None  # of all patches, instead of a number of them
+    share: Share | None = None  # of all patches, instead of `patches`
     size: AtLeastOne = 8  # side of a patch in pixels
     choose: Choice = "gradient"
     steps: Count = 20
     rel_step: Positive | None = None  # length of a step in units of eps; None: 2.5 / steps
-    restarts: AtLeastOne = 1  # random patches are drawn anew for each
+    restarts: AtLeastOne = 1  # each with new random patches, if `choose` is random
     random_start: bool = True
     loss: LossName = "ce"
-    sparsity: Share = 0.01  # l1 only: the share of the image's coordinates that a step moves
+    sparsity: Share = 0.01  # l1 only: the share of the image's coordinates that a step changes
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, "patch-pgd")
@@ -62,7 +62,7 @@ class PatchPGD(Attack):
         draw: int,
         best: Best | None = None,
     ) -> Tensor:
-        """One search on the pixels of a mask (B, 1, H, W): its last image."""
+        """One search on the pixels of a mask (B, 1, H, W); returns its last iterate."""
         x, loss, steps, sparsity = batch.x, LOSSES[self.loss], self.steps, self.sparsity
         size = threat.eps * (self.rel_step if self.rel_step is not None else 2.5 / max(steps, 1))
         if self.random_start:
@@ -72,12 +72,12 @@ class PatchPGD(Attack):
 
 @settings
 class FilledPatches(Attack):
-    """Chosen patches are filled with something random; the worst of `draws` is kept, the image itself among them."""
+    """Fills chosen patches at random; of `draws` results and the image itself, the highest loss is returned."""
 
     name: ClassVar[str]
     size: AtLeastOne = 8  # side of a patch in pixels
     choose: Choice = "random"
-    draws: AtLeastOne = 1  # random patches are drawn anew for each
+    draws: AtLeastOne = 1  # each with new random patches, if `choose` is random
     loss: LossName = "ce"
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
@@ -98,18 +98,18 @@ class FilledPatches(Attack):
         return threat.project(batch.x, torch.where(mask, filled, batch.x))
 
     def count(self, grid: Grid) -> int:
-        """So many patches are filled."""
+        """The number of patches that are filled."""
         raise NotImplementedError
 
     def fill(self, x0: Tensor, index: Tensor, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
-        """What the pixels of the mask become."""
+        """Images whose pixels inside the mask are used."""
         raise NotImplementedError
 
 
 @attacks.register("patch-noise")
 @settings
 class PatchNoise(FilledPatches):
-    """Noise added to chosen patches (RSPC, Fig. 1), here uniform in the threat; the worst of `draws` is kept."""
+    """Noise added to chosen patches (RSPC, Fig. 1), uniform in the threat's set; the worst of `draws` is kept."""
 
     name = "patch-noise"
     patches: AtLeastOne = 1
@@ -123,7 +123,7 @@ class PatchNoise(FilledPatches):
 
 @settings
 class SharePatches(FilledPatches):
-    """A share of the patches; linf 1 leaves what fills them as it is, smaller threats bring it into their set."""
+    """Fills a share of the patches; the result is projected into the threat's set, which linf 1 leaves unchanged."""
 
     version = 2
     share: Share = 0.1  # of the patches, ρ in RSPC
@@ -171,7 +171,7 @@ def choose_patches(
     where: str,
     block: int = SELECTING_BLOCK,
 ) -> Tensor:
-    """(B, count) numbers of patches, the most promising first."""
+    """(B, count): numbers of patches, those with the largest gradient or attention first."""
     if count > grid.count:
         raise BastionError(
             f"{where}: {count} patches of {grid.size}×{grid.size} pixels asked for, an image of "
@@ -189,7 +189,7 @@ def choose_patches(
 def masks(
     model: nn.Module, batch: Batch, grid: Grid, how: Choice, count: int, *, seed: int, where: str, times: int
 ) -> Iterator[Tensor]:
-    """`times` masks (B, 1, H, W): of new patches each if they are random, else always the same."""
+    """`times` masks (B, 1, H, W) of the chosen patches: new ones each time if they are random, else the same."""
     for number in range(times):
         if number == 0 or how == "random":
             draw = rng.key(where, "patches", number)
@@ -198,15 +198,15 @@ def masks(
 
 
 def random_patch(threat: Threat, x0: Tensor, mask: Tensor, index: Tensor, *, seed: int, draw: int) -> Tensor:
-    """A uniform point of the threat's set among those that leave x0 outside of the mask as it is.
+    """A random image of the threat's set that equals x0 outside the mask.
 
-    For l2 and l1 uniform in the ball and then brought into the box.
+    For linf uniform in the set; for l2 and l1 uniform in the ball, then clipped to the box.
     """
     if threat.norm == "linf":
         low, high = (x0 - threat.eps).clamp(min=0), (x0 + threat.eps).clamp(max=1)
         inside = low + (high - low) * rng.uniform(seed, index, draw, x0.shape[1:], dtype=x0.dtype)
         return threat.project(x0, torch.where(mask, inside, x0))
-    # Some coordinates of a uniform point of a ball have a uniform direction; their length is made that of their ball.
+    # Masked, a uniform point of the ball still has a uniform direction; its length is drawn for the lower dimension.
     offset = torch.where(mask, threat.random_point(x0, index, seed=seed, draw=draw) - x0, 0)
     size = mask.flatten(1).sum(1) * x0.shape[1]
     radius = threat.eps * rng.uniform(seed, index, rng.key(draw, "radius"), dtype=torch.float64) ** (1 / size)
@@ -215,14 +215,14 @@ def random_patch(threat: Threat, x0: Tensor, mask: Tensor, index: Tensor, *, see
 
 
 def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and the attention of each block in order: (B, queries, rows, columns), the mean over heads, in the graph.
+    """Logits, and the attention of each block in order, (B, queries, rows, columns), the mean over heads, in the graph.
 
-    Rows and columns are those of the image's tokens; class and register tokens, which come first, are left out.
-    Blocks that do not attend over all the tokens they put out (windows, channels) are passed over.
+    Keys are on the grid of patch tokens; class and register tokens are left out. Blocks whose attention is not over all
+    tokens (windows, channels) are skipped.
     """
     logits, taps = attention_taps(model, x, where)
     maps = [
-        on_the_image(attention.mean(1), x)
+        on_patch_grid(attention.mean(1), x)
         for name, attention in taps.attention.items()
         if len(attention) == len(x) and attention.shape[3] == taps.blocks[name].shape[1]
     ]
@@ -249,7 +249,7 @@ def attention_taps(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, Tap
 
 
 def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, where: str) -> Tensor:
-    """(B, count) the attention that each patch gets, the mean over heads and queries."""
+    """(B, count): the attention to each patch, mean over heads and queries."""
     with torch.no_grad():
         _, maps = patch_attention(model, batch.x, where)
     journal.passes(batch.index, 1, 0)
@@ -257,7 +257,7 @@ def _attention_scores(model: nn.Module, batch: Batch, grid: Grid, block: int, wh
     return grid.sums(F.interpolate(attention, (grid.height, grid.width), mode="nearest")[:, 0])
 
 
-def on_the_image(attention: Tensor, x: Tensor) -> Tensor:
-    """(B, queries, rows, columns) of (B, queries, tokens), without class and register tokens, which come first."""
+def on_patch_grid(attention: Tensor, x: Tensor) -> Tensor:
+    """(B, queries, tokens) to (B, queries, rows, columns), without class and register tokens, which come first."""
     rows, columns = token_grid(attention.shape[2], *x.shape[2:])
     return attention[:, :, attention.shape[2] - rows * columns :].reshape(*attention.shape[:2], rows, columns)

@@ -1,4 +1,4 @@
-"""Patch-Fool (Fu et al. 2022): a few patches that mislead a Vision Transformer's attention."""
+"""Patch-Fool (Fu et al. 2022): patches that attract the attention of a Vision Transformer."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ NAME = "patch-fool"
 @attacks.register(NAME)
 @settings
 class PatchFool(Attack):
-    """Patch-Fool (Fu et al. 2022): ascend cross-entropy and the attention that the first patch gets.
+    """Patch-Fool (Fu et al. 2022): maximises the cross-entropy and the attention to the first patch.
 
-    The threat bounds the pixels of the patches: linf 1 is the paper's attack, smaller balls are its mild variants.
-    `pixels` makes it sparse: at most so many pixels of the patches change, and which ones is learnt too. The best
-    iterate is returned, the paper's code takes the last one.
+    The threat bounds the change of the patches' pixels: linf 1 is the paper's attack, smaller balls its mild variants.
+    `pixels` is the sparse variant: at most this many pixels change, and which ones is optimised too. The best iterate
+    is returned; the paper's code returns the last one.
     """
 
     patches: AtLeastOne = 1
     size: AtLeastOne | None = None  # side of a patch in pixels; None: that of the model's own tokens
     choose: Choice = "attention"
-    block: Count = SELECTING_BLOCK  # the block whose attention chooses; the last one of shallower models
+    block: Count = SELECTING_BLOCK  # the block whose attention selects patches; in shallower models the last one
     steps: Count = 250
-    rel_step: Positive = 0.05  # Adam's, in units of the most a pixel may change: the paper's 0.22 normalised
+    rel_step: Positive = (
+        0.05  # Adam's step, relative to the largest change of a pixel; the paper's 0.22 when normalised
+    )
     decay: Share = 0.95  # of the step, every `decay_every` steps
     decay_every: AtLeastOne = 10
-    weight: NotNegative = 0.002  # of the attention's gradients, α in the paper
+    weight: NotNegative = 0.002  # of the gradients of the attention losses, α in the paper
     pixels: AtLeastOne | None = None
-    pixel_step: Positive = 0.01  # sparse only: Adam's, for the scores that choose pixels
-    pixel_steps: Count = 200  # sparse only: after so many steps the choice of pixels is final
+    pixel_step: Positive = 0.01  # sparse variant: Adam's step for the scores that select pixels
+    pixel_steps: Count = 200  # sparse variant: after this many steps the selection of pixels is final
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         model, batch = check_batch(model, batch, NAME)
@@ -80,29 +82,29 @@ class PatchFool(Attack):
 
 
 class Canvas:
-    """What is painted on the patches; in the sparse variant also on which of their pixels."""
+    """The patches being optimised: their pixel values and, in the sparse variant, the scores that select pixels."""
 
     def __init__(self, attack: PatchFool, batch: Batch, threat: Threat, allowed: Tensor, *, seed: int) -> None:
         self.attack, self.threat, self.allowed, self.x0 = attack, threat, allowed, batch.x.detach()
         self.colours = random_patch(threat, self.x0, allowed, batch.index, seed=seed, draw=rng.key(NAME, "start"))
-        # (B, 1, H, W): the pixels with the highest scores are painted
+        # (B, 1, H, W): the pixels with the highest scores are changed
         self.scores = rng.uniform(seed, batch.index, rng.key(NAME, "pixels"), allowed.shape[1:], dtype=self.x0.dtype)
         self.painting = _adam(self.colours, attack.rel_step * min(threat.eps, 1.0))
         self.picking = _adam(self.scores, attack.pixel_step)
 
     def image(self) -> Tensor:
-        """What the canvas stands for, inside the threat's set."""
+        """The attacked images, inside the threat's set."""
         touched = self._touched()
         x = self.threat.project(self.x0, torch.where(touched, self.colours, self.x0))
         self.colours.copy_(torch.where(touched, x, self.colours))
         return x
 
     def repaint(self, gradients: list[Tensor], step: int) -> None:
-        """One step of Adam up the merged gradients (with respect to the image)."""
+        """One ascent step of Adam along the merged gradients, which are with respect to the image."""
         touched, weight = self._touched(), self.attack.weight
         self.colours.grad = merged([gradient * touched for gradient in gradients], weight)
         if self.attack.pixels and step < self.attack.pixel_steps:
-            # The hard choice passes its gradient straight through, as if the image were x0 + score·(colour - x0).
+            # Straight-through gradient of the selection, as if the image were x0 + score·(colour - x0).
             change = self.allowed * (self.colours - self.x0)
             self.scores.grad = merged([(gradient * change).sum(1, keepdim=True) for gradient in gradients], weight)
             self.picking.step()
@@ -111,7 +113,7 @@ class Canvas:
             self.painting.param_groups[0]["lr"] *= self.attack.decay
 
     def _touched(self) -> Tensor:
-        """(B, 1, H, W) bool."""
+        """(B, 1, H, W) bool: the pixels that are changed."""
         if self.attack.pixels is None:
             return self.allowed
         ranked = (
@@ -124,11 +126,11 @@ class Canvas:
 class Misled(NamedTuple):
     loss: Tensor  # (B,) cross-entropy
     fooled: Tensor  # bool (B,)
-    gradients: list[Tensor]  # of the cross-entropy, then of the attention that each block pays to the first patch
+    gradients: list[Tensor]  # of the cross-entropy, then of each block's attention to the first patch
 
 
 def misled(model: nn.Module, batch: Batch, first: Tensor | None) -> Misled:
-    """Gradients with respect to x, example by example; `first` is the mask of the first patch, None: no attention."""
+    """Losses and their gradients with respect to x; `first` is the mask of the first patch, None: no attention loss."""
     x, y = batch.x.detach().requires_grad_(), batch.y
     with torch.enable_grad():
         logits, maps = patch_attention(model, x, NAME)
@@ -140,9 +142,9 @@ def misled(model: nn.Module, batch: Batch, first: Tensor | None) -> Misled:
 
 
 def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:
-    """(B,) J of Patch-Fool: the mean over queries of the log of the attention (B, queries, rows, columns) to a patch.
+    """(B,): J of Patch-Fool, the log of the attention (B, queries, rows, columns) to a patch, mean over queries.
 
-    Where patches are not tokens, a token counts by the share of its pixels that lie in the patch.
+    If patches are not aligned with tokens, a token counts by the share of its pixels inside the patch.
     """
     share = F.adaptive_avg_pool2d(
         patch.to(attention.dtype), (attention.shape[2], attention.shape[3])
@@ -152,30 +154,30 @@ def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:
 
 
 def early(depth: int) -> list[int]:
-    """The blocks whose attention is misled: the first half but for the first one; of very shallow models the first."""
+    """The blocks with an attention loss: the first half except the first one; in very shallow models the first."""
     return list(range(1, depth // 2)) or [0]
 
 
 def merged(gradients: list[Tensor], weight: float) -> Tensor:
-    """The first gradient, plus the weighted sum of the others freed from what opposes it."""
+    """The first gradient, plus the weighted sum of the others without their components opposed to it."""
     main, *others = gradients
     return main + weight * sum((without_conflict(other, main) for other in others), torch.zeros_like(main))
 
 
 def without_conflict(gradient: Tensor, main: Tensor) -> Tensor:
-    """PCGrad (Yu et al. 2020), example by example: if it opposes `main`, only what is orthogonal to `main` is left."""
-    unit = main / main.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-38)  # or squares of small ones vanish
+    """PCGrad (Yu et al. 2020), for each example: a gradient opposed to `main` is projected orthogonally to it."""
+    unit = main / main.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-38)  # scaled, so that squares do not underflow
     inner = (gradient * unit).sum((1, 2, 3), keepdim=True).clamp(max=0)
     return gradient - inner / unit.square().sum((1, 2, 3), keepdim=True).clamp(min=1e-38) * unit
 
 
 def _adam(values: Tensor, step: float) -> torch.optim.Adam:
-    """Ascending. A model that is sure of itself has small gradients; `eps` must not drown them."""
+    """Adam for ascent. Gradients of a confident model are tiny, so `eps` must be much smaller."""
     return torch.optim.Adam([values], lr=step, eps=1e-12, maximize=True)
 
 
 def _token_size(model: nn.Module, x: Tensor) -> int:
-    """Side in pixels of the square that a token of the model stands for."""
+    """The side, in pixels, of the model's patch tokens."""
     with torch.no_grad():
         rows, columns = patch_attention(model, x[:1], NAME)[1][0].shape[2:]
     if x.shape[2] % rows or x.shape[2] // rows * columns != x.shape[3]:

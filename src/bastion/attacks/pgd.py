@@ -1,4 +1,4 @@
-"""Projected gradient descent (Madry et al. 2018) and its one-step forms, FGSM and FGSM with random start."""
+"""Projected gradient descent (Madry et al. 2018), and FGSM, FGSM with random start and MI-FGSM as special cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks import attacks
-from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, divergence, fitting, likeliest_wrong
+from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, divergence, likeliest_wrong, usable_loss
 from bastion.errors import BastionError
 from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad, precise, predict, record_zero_grad
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
@@ -34,9 +34,9 @@ class PGD(Attack):
     random_start: bool = True
     loss: LossName | Literal["kl"] = "ce"
     targets: Count = 0
-    momentum: NotNegative = 0.0  # MI-FGSM's decay: steps along a running sum of gradients, each scaled to mean |g| = 1
-    sparsity: Share = 0.01  # l1 only: the share of coordinates that a step moves
-    dense: bool = False  # l1 only: steps along the whole gradient, as ART's; much weaker, for comparison with papers
+    momentum: NotNegative = 0.0  # decay of MI-FGSM: steps along a running sum of gradients, each scaled to mean |g| = 1
+    sparsity: Share = 0.01  # l1 only: the share of coordinates that a step changes
+    dense: bool = False  # l1 only: steps along the whole gradient, as in ART; much weaker, for comparison with papers
     keep: Literal["best", "last"] = "best"  # "last" saves a forward pass, for training
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class PGD(Attack):
         return x if best is None else best.x
 
     def _losses(self, batch: Batch) -> list[Loss]:
-        """What the searches of a restart climb: one loss, or one for each target."""
+        """The losses that a restart maximises: one, or one for each target."""
         if not self.targets and self.loss in ("ce", "margin"):
             return [LOSSES[self.loss]]
         assert batch.logits is not None
@@ -86,7 +86,7 @@ class PGD(Attack):
         if self.loss == "kl":
             known = clean.log_softmax(1)
             return [lambda logits, _: divergence(known, logits)]
-        loss = fitting(self.loss, clean.shape[1], targeted=self.targets > 0)
+        loss = usable_loss(self.loss, clean.shape[1], targeted=self.targets > 0)
         if not self.targets:
             return [LOSSES[loss]]
         chosen = likeliest_wrong(clean, batch.y, self.targets)
@@ -119,7 +119,7 @@ def ascend(
     mask: Tensor | None = None,
     best: Best | None = None,
 ) -> Tensor:
-    """Projected steps from x up the loss, on the pixels of a mask if there is one; each is offered to `best`."""
+    """Projected gradient ascent from x, on the pixels of `mask` if given: the last iterate; `best` is offered all."""
     velocity = torch.zeros_like(x)
     for step in range(steps):
         value, wrong, gradient = loss_and_grad(model, batch.at(x), loss)
@@ -139,9 +139,9 @@ def ascend(
 
 
 def dense_step(x0: Tensor, x: Tensor, gradient: Tensor, size: float, eps: float) -> Tensor:
-    """ART's l1 step: x moves along the whole gradient, of l1 length `size`; a longer offset than eps is scaled down.
+    """ART's l1 step: along the whole gradient, scaled to l1 length `size`; an offset longer than eps is scaled down.
 
-    On a linear loss w a step gains size·‖w‖₂²/‖w‖₁, where the steepest one gains size·‖w‖_∞.
+    On a linear loss with gradient w it gains size·‖w‖₂²/‖w‖₁, the steepest step size·‖w‖_∞.
     """
     moved = x + size * gradient / length("l1", gradient).clamp(min=1e-30).view(-1, 1, 1, 1)
     offset = moved - x0

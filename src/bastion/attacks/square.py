@@ -1,4 +1,4 @@
-"""Square Attack (Andriushchenko et al. 2020): random squares, kept when the margin falls. No gradients."""
+"""Square Attack (Andriushchenko et al. 2020): random search over squares, without gradients."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bastion.settings import AtLeastOne, Count, Share, settings
 from bastion.threat import SAFETY, Threat, project
 from bastion.types import Attack, Batch
 
-# The share of the image that a square covers halves after each of these queries, of 10,000.
+# The share of the image that a square covers is halved after each of these queries, of 10,000.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-TILES = 5  # the l2 and l1 starts lay a pattern on so many tiles a side
-QUERIES_DRAWN = 64  # a search's random numbers are drawn for so many queries at once
+TILES = 5  # the first image of l2 and l1 has TILES × TILES tiles with a pattern
+QUERIES_DRAWN = 64  # a search draws its random numbers for this many queries at once
 
 
 @attacks.register("square")
 @settings
 class Square(Attack):
-    """Square Attack (Andriushchenko et al. 2020): random squares, kept when the margin falls; no gradients.
+    """Square Attack (Andriushchenko et al. 2020): random squares, kept if they lower the margin; no gradients.
 
     `rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not.
     """
 
     queries: Count = 5000
-    share: Share = 0.8  # of the image that the first squares cover
+    share: Share = 0.8  # of the image, covered by the first squares
     restarts: AtLeastOne = 1
     rescale: bool = False
 
@@ -60,13 +60,13 @@ class Square(Attack):
 @dataclass
 class Squares(SearchState):
     kept: Tensor  # the best x so far
-    kept_margin: Tensor  # (B,) of the right class there; the lower the better
+    kept_margin: Tensor  # (B,) of the right class at `kept`; lower is better
     index: Tensor
-    random: Tensor  # (B, QUERIES_DRAWN, …) numbers of this query and the next
+    random: Tensor  # (B, QUERIES_DRAWN, …) random numbers of the current queries
 
 
 class RandomSquares(Search[Squares]):
-    """Try the kept x with one square changed; keep the change if it pays off."""
+    """Try the kept x with one square changed; keep the change if it lowers the margin."""
 
     odd = True
     gradient_free = True
@@ -95,11 +95,11 @@ class RandomSquares(Search[Squares]):
         return margin(logits, state.y)
 
     def update(self, state: Squares, logits: Tensor, gradient: Tensor) -> None:
-        lead = -margin(logits, state.y)
-        lower = lead < state.kept_margin
-        taken = lower | (lead <= 0)  # few are: the others' rows are left alone
-        state.kept[taken] = state.x[taken]
-        state.kept_margin = torch.where(lower, lead, state.kept_margin)
+        right_margin = -margin(logits, state.y)
+        lower = right_margin < state.kept_margin
+        taken = lower | (right_margin <= 0)
+        state.kept[taken] = state.x[taken]  # few rows, so only these are copied
+        state.kept_margin = torch.where(lower, right_margin, state.kept_margin)
         state.done = state.step >= self.settings.queries
         side = self.sides[state.step.clamp(max=max(len(self.sides) - 1, 0))] if len(self.sides) else None
         if side is not None:
@@ -110,10 +110,11 @@ class RandomSquares(Search[Squares]):
         return state.kept, -state.kept_margin
 
     def first(self, batch: Batch, number: Tensor) -> Tensor:
+        """The images that the searches of these numbers start with."""
         raise NotImplementedError
 
     def change(self, state: Squares, side: Tensor) -> Tensor:
-        """The kept x with a square of this side changed; one side for each search."""
+        """The kept x with a square changed, whose side is given for each search."""
         raise NotImplementedError
 
     def numbers(self, channels: int) -> int:
@@ -125,7 +126,7 @@ class RandomSquares(Search[Squares]):
         turn = state.step % QUERIES_DRAWN
         spent = (turn == 0).nonzero()[:, 0]
         if len(spent):
-            apart = self.settings.queries + QUERIES_DRAWN  # no two searches share a number
+            apart = self.settings.queries + QUERIES_DRAWN  # so that searches do not share random numbers
             first = rng.key("square") + state.number[spent] * apart + state.step[spent]
             draw = (first[:, None] + torch.arange(QUERIES_DRAWN, device=first.device)).flatten()
             index = state.index[spent].repeat_interleave(QUERIES_DRAWN)
@@ -135,7 +136,7 @@ class RandomSquares(Search[Squares]):
 
 
 class Position(NamedTuple):
-    """Where a square lies: the image's rows and columns, counted from its top left corner."""
+    """The position of a square: rows and columns of the image, counted from the square's top left corner."""
 
     rows: Tensor  # int64 (B, H)
     columns: Tensor  # int64 (B, W)
@@ -143,7 +144,7 @@ class Position(NamedTuple):
 
     @classmethod
     def random(cls, random: Tensor, side: Tensor, image: Tensor) -> Position:
-        """For squares of these sides in images like these, by two random numbers in [0, 1) for each."""
+        """Of squares of these sides, by two random numbers in [0, 1) for each; `image` gives the size of the images."""
         (rows, top), (columns, left) = (
             (torch.arange(length, device=side.device), (random[:, axis] * (length - side + 1)).long())
             for axis, length in enumerate(image.shape[2:])
@@ -157,7 +158,7 @@ class Position(NamedTuple):
 
 
 class PaintedSquares(RandomSquares):
-    """linf: a square is set to the face of the ball, one sign for each channel; the start has vertical stripes."""
+    """linf: a square is set to x0 ± eps, one sign for each channel; the first image has vertical stripes."""
 
     odd = False
 
@@ -178,7 +179,7 @@ class PaintedSquares(RandomSquares):
 
 
 class MovedSquares(RandomSquares):
-    """l2 and l1: the budget of one square moves to another, which gets a pattern that is strong in its middle."""
+    """l2 and l1: the budget of one square is moved to another, which gets a pattern that peaks in its middle."""
 
     def first(self, batch: Batch, number: Tensor) -> Tensor:
         """The pattern on each of 5×5 tiles, with random signs and orientation."""
@@ -220,13 +221,13 @@ class MovedSquares(RandomSquares):
 
     @property
     def power(self) -> int:
-        """How fast the pattern falls off from its middle."""
+        """How fast the pattern decays from its middle."""
         return 2 if self.threat.norm == "l2" else 4
 
     def _laid(self, position: Position, upright: Tensor) -> Tensor:
-        """(B, 1, H, W) the pattern, each search's at its position; beyond the square whatever."""
+        """(B, 1, H, W): the pattern at each search's position; values outside the square are arbitrary."""
         sides = position.side[:, 0]
-        distinct = sorted(set(sides.tolist()))  # searches that started together have the same
+        distinct = sorted(set(sides.tolist()))  # few: searches that started together have the same side
         largest = distinct[-1]
         bank = torch.zeros(len(distinct), largest, largest, dtype=torch.float64, device=sides.device)
         for number, side in enumerate(distinct):
@@ -239,13 +240,13 @@ class MovedSquares(RandomSquares):
         return bank[which[:, None, None], first, second][:, None]
 
     def size(self, offset: Tensor, *, whole: bool = False) -> Tensor:
-        """The norm of each channel, (B, C, 1, 1); or of all of them, (B, 1, 1, 1)."""
+        """The norm of each channel, (B, C, 1, 1); with `whole`, of the image, (B, 1, 1, 1)."""
         dims = (1, 2, 3) if whole else (2, 3)
         norms: Tensor = torch.linalg.vector_norm(offset, self.order, dim=dims, keepdim=True)
         return norms
 
     def inside(self, x0: Tensor, offset: Tensor) -> Tensor:
-        """On the sphere for l2, nearest for l1; then in the box."""
+        """x0 + offset, scaled to the sphere for l2, projected into the ball for l1, and inside the box."""
         if self.threat.norm == "l1":
             return project("l1", x0, x0 + offset, self.threat.eps)
         size = torch.linalg.vector_norm(offset, 2, dim=(1, 2, 3), keepdim=True, dtype=torch.float64)
@@ -260,10 +261,10 @@ def _signs(random: Tensor, image: Tensor) -> Tensor:
 
 @cache
 def pattern(side: int, power: int) -> Tensor:
-    """(side, side) of two halves with opposite signs, each strongest in its middle.
+    """(side, side): two halves with opposite signs, each with its peak in the middle.
 
-    An entry is Σ 1/(k + 1)^power over the concentric rectangles that hold it, k counted from the inmost; each half,
-    then the whole, is scaled to length 1 (l2 for power 2, l1 for power 4).
+    An entry is Σ 1/(k + 1)^power over the concentric rectangles that contain it, k counted from the innermost; each
+    half, then the whole, is scaled to norm 1 (l2 for power 2, l1 for power 4).
     """
     order = 2 if power == 2 else 1
     halves = []

@@ -1,4 +1,4 @@
-"""Attacks made to fool other models than the one they see: MI-FGSM with PNA, PatchOut, self-ensemble, DIM and TI."""
+"""Attacks made to transfer to other models: MI-FGSM with PNA, PatchOut, self-ensemble, DIM and TI."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from bastion.types import Attack, Batch, Tapped
 @attacks.register("transferable")
 @settings
 class Transferable(Attack):
-    """MI-FGSM (Dong et al. 2018) from the clean image, with options that make it less particular to the model.
+    """MI-FGSM (Dong et al. 2018) from the clean image, with options that improve its transfer to other models.
 
-    The last iterate is returned, as the best one fits the source too well; the image itself where that is worse.
+    The last iterate is returned, as the best one overfits the source; or the clean image, if its loss is higher.
     """
 
     steps: Count = 10
     rel_step: Positive | None = None  # length of a step in units of eps; None: 1 / steps
-    momentum: NotNegative = 1.0  # what is left of the sum of normalised gradients at each step; 0: none
+    momentum: NotNegative = 1.0  # decay of the sum of normalised gradients; 0: no momentum
     loss: LossName = "ce"
-    sparsity: Share = 0.01  # l1 only: the share of coordinates that a step moves
+    sparsity: Share = 0.01  # l1 only: the share of coordinates that a step changes
     constant_attention: bool = False  # PNA: no gradient through attention maps
     every_block: bool = False  # self-ensemble: the loss is summed over the blocks' outputs
     seen: Share = 1.0  # PatchOut: the share of patches, drawn for each step, whose perturbation the model sees …
     size: AtLeastOne = 8  # … and their side in pixels
-    spread: NotNegative = 0.0  # PatchOut: weight of the perturbation's l2 length, λ in the paper
-    shrink: Share = 1.0  # DIM (Xie et al. 2019): each step sees images shrunk to a share of their side above this
+    spread: NotNegative = 0.0  # PatchOut: weight of the l2 norm of the perturbation, λ in the paper
+    shrink: Share = 1.0  # DIM (Xie et al. 2019): smallest scale to which each step randomly shrinks the images
     blur: NotNegative = 0.0  # TI (Dong et al. 2019): σ, in pixels, of the Gaussian that gradients are convolved with
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
@@ -61,7 +61,7 @@ class Transferable(Attack):
         return best.x
 
     def _gradient(self, model: nn.Module, batch: Batch, x: Tensor, *, seed: int, step: int) -> Tensor:
-        """Of the source's loss at x, as far as the options let it see and pass."""
+        """The gradient of the loss at x, with the options applied."""
         x0 = batch.x
         mask = self._mask(batch, seed, step)
         seen = torch.where(mask, x, x0).requires_grad_()
@@ -117,7 +117,7 @@ def patchout(
     size: int = 8,
     spread: float = 0.1,
 ) -> Transferable:
-    """PatchOut (Wei et al. 2022): each step sees the perturbation of a random share of the patches only."""
+    """PatchOut (Wei et al. 2022): each step sees the perturbation of only a random share of the patches."""
     return Transferable(steps=steps, rel_step=rel_step, momentum=momentum, seen=seen, size=size, spread=spread)
 
 
@@ -130,29 +130,29 @@ def self_ensemble(
     shrink: float = 1.0,
     blur: float = 0.0,
 ) -> Transferable:
-    """Self-ensemble (Naseer et al. 2022): MI-FGSM on the sum of the losses that each block's output has at the head."""
+    """Self-ensemble (Naseer et al. 2022): MI-FGSM on the sum of the losses of all blocks' outputs at the head."""
     return Transferable(steps=steps, rel_step=rel_step, momentum=momentum, shrink=shrink, blur=blur, every_block=True)
 
 
 @contextmanager
 def constant_attention() -> Iterator[None]:
-    """Gradients inside take attention maps for constants, fused ones too; only the path through the values is left."""
-    with _Constant() as mode:
+    """Inside, gradients treat attention maps as constants, so that only the path through the values is left."""
+    with _ConstantAttention() as mode:
         yield
-    if not mode.met:
+    if not mode.found:
         raise BastionError(
             "pna: the model ran no softmax over a 4-D tensor and no fused attention, so there is no attention to pay "
             "none to; take another attack (transferable has constant_attention: false), or another model"
         )
 
 
-class _Constant(AttentionMode):
+class _ConstantAttention(AttentionMode):
     def __init__(self) -> None:
         super().__init__()
-        self.met = False
+        self.found = False  # whether the model computed any attention
 
-    def made(self, attention: Tensor) -> Tensor:
-        self.met = True
+    def on_map(self, attention: Tensor) -> Tensor:
+        self.found = True
         return attention.detach()
 
     def __torch_function__(
@@ -160,12 +160,12 @@ class _Constant(AttentionMode):
     ) -> Any:
         if func is not F.multi_head_attention_forward:
             return super().__torch_function__(func, types, args, kwargs)
-        self.met = True
+        self.found = True
         return _values_only(func, *args, **(kwargs or {}))
 
 
 def _values_only(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Attention in one piece whose map has no gradient: it is made of queries and keys (and masks)."""
+    """Multi-head attention as one function: queries, keys and masks, which make up the map, are detached."""
     rest = [_detached(each) for each in args]
     named = {name: _detached(each) for name, each in kwargs.items()}
     return func(query.detach(), key.detach(), value, *rest, **named)
@@ -176,7 +176,7 @@ def _detached(argument: Any) -> Any:
 
 
 def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """The logits of the model if it ended after each of its blocks: with its own final norm, pooling and head."""
+    """For each block, the logits of the model without the blocks after it: its output goes to the norm and head."""
     if not isinstance(model, Tapped):
         raise BastionError(
             f"self-ensemble: needs the blocks of the model, and {type(model).__name__} does not show any; "
@@ -194,14 +194,14 @@ def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
     modules = [block.module for block in model.blocks()]
     earlier = []
     for output in outputs[:-1]:
-        with _passing(modules, output):
-            earlier.append(model(x.detach()))  # what comes before the blocks is run for its shape only
+        with _blocks_replaced(modules, output):
+            earlier.append(model(x.detach()))  # what comes before the blocks is not used
     return [*earlier, last]
 
 
 @contextmanager
-def _passing(blocks: list[nn.Module], output: Tensor) -> Iterator[None]:
-    """Inside, the first block gives `output` whatever it gets, and the others pass on what they get."""
+def _blocks_replaced(blocks: list[nn.Module], output: Tensor) -> Iterator[None]:
+    """Inside, the first block returns `output`, and the others return their input."""
     for number, block in enumerate(blocks):
         block.__dict__["forward"] = lambda x, *_, number=number, **__: x if number else output
     try:
@@ -212,11 +212,11 @@ def _passing(blocks: list[nn.Module], output: Tensor) -> Iterator[None]:
 
 
 def shrunk(x: Tensor, index: Tensor, smallest: float, *, seed: int, step: int) -> Tensor:
-    """Each image at a random scale in [smallest, 1] and a random place of a black frame of its own size."""
+    """Each image at a random scale in [smallest, 1], at a random position on a black image of its size."""
     draws = rng.uniform(seed, index, rng.key("shrink", step), (3,), dtype=x.dtype)
     scale = smallest + (1 - smallest) * draws[:, :1]
     centre = (2 * draws[:, 1:] - 1) * (1 - scale)  # in units of half a side
-    # (B, 2, 3): where in the image, in such units too, a point of the frame comes from
+    # (B, 2, 3): the affine map from the result to the image, in the same units
     place = torch.cat([torch.diag_embed((1 / scale).expand(-1, 2)), (-centre / scale)[:, :, None]], 2)
     return F.grid_sample(x, F.affine_grid(place, list(x.shape), align_corners=False), align_corners=False)
 

@@ -1,4 +1,4 @@
-"""Corrupt a batch of images: each one by itself, whatever else is in the batch."""
+"""Corrupt a batch of images, each independently of the others in the batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bastion.corruptions.parameters import NAMES, SEVERITIES, ParameterSet, for_
 from bastion.corruptions.spatter import spatter
 from bastion.errors import BastionError, did_you_mean
 
-VERSION = 1  # raised when the same settings give other images: stored facts are then made anew
-SMALLEST = 8  # pixels a side: less is nothing to see
-_AT_ONCE = 1 << 17  # values of images that are worked on at a time: more do not fit into the processor's cache
-_EIGHT_BITS = ("pixelate", "jpeg_compression")  # as Pillow stores them
+VERSION = 1  # raised when the same settings give other images: stored facts are then measured again
+SMALLEST = 8  # smallest side of an image, in pixels
+_AT_ONCE = 1 << 17  # values processed at once: more do not fit into the processor's cache
+_EIGHT_BITS = ("pixelate", "jpeg_compression")  # already rounded to 8 bits, as by Pillow
 _JPEG85 = 85  # quality of the published ImageNet-C files
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -59,10 +59,10 @@ def corrupt(
 ) -> Tensor:
     """Images (B, C, H, W) in [0, 1] with a common corruption (Hendrycks and Dietterich 2019), of the same shape.
 
-    What is random is a pure function of seed, name, severity and the example's `index` (B,). `parameters` None: by
-    the size of the images. `truncate` cuts to 8 bits, as the published sets are; without it most corruptions are
-    differentiable. `jpeg85` stores the result as JPEG of quality 85 and reads it back, as ImageNet-C was made.
-    `textures` is the folder of the photographs that `frost` needs.
+    Random numbers depend only on seed, name, severity and the example's `index` (B,). `parameters` None: chosen by the
+    image size. `truncate` truncates to 8 bits, as in the published data sets; without it most corruptions are
+    differentiable. `jpeg85` compresses the result as JPEG of quality 85, as in ImageNet-C. `textures` is the folder of
+    the photographs that `frost` needs.
     """
     check_name(name, severity)
     check_images(x, index, "corrupt")
@@ -81,8 +81,8 @@ def corrupt(
 
 
 def eight_bits(x: Tensor, *, rounded: bool) -> Tensor:
-    """Cut off, as numpy.uint8 does; ImageMagick, which made the motion blur, rounds."""
-    # A value that is just below a level by the rounding of float32 is that level.
+    """Truncated to 8 bits, as by numpy.uint8, or `rounded`, as by ImageMagick, which made the motion blur."""
+    # 2^-10 keeps values that are below a level only by float32 rounding at that level.
     return (x * 255).add_(0.5 if rounded else 2.0**-10).floor_().div_(255)
 
 

@@ -23,10 +23,10 @@ def defocus_blur(x: Tensor, draws: Draws, radius: float, alias_sigma: float) -> 
 
 @lru_cache(maxsize=16)
 def disk(radius: float, alias_sigma: float) -> Tensor:
-    """A disk that is smoothed by a small Gaussian window, as the published code does with OpenCV.
+    """A disk smoothed by a small Gaussian window, as in the published code with OpenCV.
 
-    The window is mirrored at the border of the grid, and the sum is not brought back to 1 afterwards: disks that fill
-    their grid (radius 8 and 10) brighten the image by 1 %.
+    The disk is mirrored at the border of the grid, and its sum is not normalised afterwards: disks that fill their grid
+    (radius 8 and 10) brighten the image by 1 %.
     """
     reach = 8 if radius <= 8 else int(radius)
     line = torch.arange(-reach, reach + 1)
@@ -36,18 +36,18 @@ def disk(radius: float, alias_sigma: float) -> Tensor:
     window = window / window.sum()
     padded = F.pad((flat / flat.sum())[None, None], (len(steps) // 2,) * 4, mode="reflect")
     smooth = F.conv2d(padded, window.outer(window)[None, None])[0, 0]
-    used = int(line[(smooth > 1e-9).any(0)].abs().max())  # the rest of the grid is as good as zero
+    used = int(line[(smooth > 1e-9).any(0)].abs().max())  # the rest of the grid is practically zero
     return smooth[reach - used : reach + used + 1, reach - used : reach + used + 1].float().contiguous()
 
 
 def glass_blur(x: Tensor, draws: Draws, sigma: float, reach: int, passes: int) -> Tensor:
-    """Blur, exchange pixels with near ones, blur."""
+    """Blur, exchange pixels with nearby ones, blur."""
     b, height, width = len(x), *x.shape[-2:]
     offsets = draws.integers("offsets", (passes, 2, height, width), -reach, reach)
     source = torch.arange(height * width, device=x.device).expand(b, -1)
     for number in range(passes):
         source = source.gather(1, copied_from(offsets[:, number], reach))
-    # The pixels that move are 8-bit. The fraction that is cut off has no gradient; what moves keeps its own.
+    # Pixels are truncated to 8 bits before they are exchanged, with a straight-through gradient.
     blurred = gaussian(x, sigma)
     stored = blurred - (blurred * 255 - (blurred * 255 + 1e-3).floor()).detach() / 255
     moved = stored.flatten(2).gather(2, source[:, None].expand(-1, x.shape[1], -1)).view_as(x)
@@ -57,9 +57,9 @@ def glass_blur(x: Tensor, draws: Draws, sigma: float, reach: int, passes: int) -
 def copied_from(offsets: Tensor, reach: int) -> Tensor:
     """(B, H·W): where each pixel comes from after one pass of the published loop, for offsets (dx, dy) (B, 2, H, W).
 
-    The loop goes from the last row and column to the first. Its "swap" is one of views of the same array and copies the
-    neighbour over the pixel. So a neighbour that was passed before has what it was given, and so on: a chain that is
-    followed by doubling.
+    The loop goes from the last row and column to the first. Its "swap" is of views of the same array, so it copies the
+    neighbour over the pixel. A neighbour that was visited earlier already has the value of its own neighbour, and so
+    on; these chains are followed by pointer doubling.
     """
     height, width = offsets.shape[-2:]
     rows, columns = torch.arange(height, device=offsets.device)[:, None], torch.arange(width, device=offsets.device)
@@ -81,7 +81,7 @@ def move(x: Tensor, angles: Tensor, radius: int, sigma: float) -> Tensor:
     """ImageMagick's motion blur: a half Gaussian over 2 · radius + 1 pixels, in each image's direction in degrees."""
     weights = torch.exp(-0.5 * (torch.arange(2 * radius + 1).double() / sigma) ** 2)
     weights = weights / weights.sum()
-    taps = int((weights > 1e-7).sum())  # what follows is below the precision of float32
+    taps = int((weights > 1e-7).sum())  # the others are below the precision of float32
     height, width, reach = x.shape[-2], x.shape[-1], taps - 1
     padded = F.pad(x, (reach,) * 4, mode="replicate")
     blurred = []
@@ -96,7 +96,7 @@ def move(x: Tensor, angles: Tensor, radius: int, sigma: float) -> Tensor:
 
 
 def zoom_blur(x: Tensor, draws: Draws, step: float, count: int) -> Tensor:
-    """The mean of the image and of its enlargements by 1, 1 + step, …; so the image itself is in it twice."""
+    """The mean of the image and of its enlargements by 1, 1 + step, …; the image itself counts twice."""
     total, columns = 2 * x, x.mT.contiguous()
     for number in range(1, count):
         total.add_(enlarge_transposed(columns, 1 + number * step))

@@ -1,4 +1,4 @@
-"""Digital: contrast, saturation, elastic deformation, pixelation, JPEG."""
+"""Digital corruptions: contrast, saturation, elastic transform, pixelation, JPEG."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bastion.errors import BastionError
 
 
 def contrast(x: Tensor, draws: Draws, factor: float) -> Tensor:
-    """Towards the mean of each channel."""
+    """Scale the difference from the mean of each channel by `factor`."""
     mean = x.mean((2, 3), keepdim=True)
     return (x - mean) * factor + mean
 
 
 def saturate(x: Tensor, draws: Draws, factor: float, amount: float) -> Tensor:
-    """HSV's saturation becomes factor · saturation + amount. Grey has the hue of red."""
+    """The saturation in HSV becomes factor · saturation + amount. Grey pixels have the hue of red."""
     if x.shape[1] != 3:
         raise BastionError(f"saturate: needs colour images of 3 channels, got {x.shape[1]}")
     value, darkest = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
@@ -35,7 +35,7 @@ def saturate(x: Tensor, draws: Draws, factor: float, amount: float) -> Tensor:
 
 
 def elastic_transform(x: Tensor, draws: Draws, alpha: float, sigma: float, jitter: float) -> Tensor:
-    """A random affine map, then a smooth random field of displacements (Simard et al. 2003)."""
+    """A random affine map, then a smooth random displacement field (Simard et al. 2003)."""
     height, width = x.shape[-2:]
     x = affine(x, draws.uniform("points", (3, 2), -jitter, jitter))
     if alpha == 0:
@@ -79,7 +79,7 @@ def pixelate(x: Tensor, draws: Draws, factor: float) -> Tensor:
     rows, row_places = _boxes(height, int(height * factor))
     columns, column_places = _boxes(width, int(width * factor))
     rows, columns = rows.to(x), columns.to(x)
-    # Sums of whole levels are exact in any order, so that an image does not depend on what shares its batch.
+    # Sums of integers are exact in any order, so that the result does not depend on the rest of the batch.
     narrow = _mean((x * 255).round_() @ columns.mT, columns.sum(1))
     small = _mean(rows @ narrow, rows.sum(1, keepdim=True)).div_(255)
     wide = small.gather(3, column_places.to(x.device).expand(*small.shape[:3], -1))
@@ -87,7 +87,7 @@ def pixelate(x: Tensor, draws: Draws, factor: float) -> Tensor:
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """In whole levels."""
+    """The mean, rounded to integers."""
     return total.add_(count / 2).div_(count).floor_()
 
 
@@ -107,13 +107,13 @@ def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
 def jpeg(x: Tensor, quality: int) -> Tensor:
     """The image stored as JPEG by Pillow, with chroma at half the resolution, and read back."""
     size = x.shape[3], x.shape[2]
-    # Lines of red, green and blue in turn, (B, H, C, W): whole lines are copied faster than single pixels.
+    # (B, H, C, W), Pillow's line-interleaved layout: copying whole lines is faster than copying single pixels.
     mode, layout = ("RGB", "RGB;L") if x.shape[1] == 3 else ("L", "L")
     pixels = (x.detach() * 255).add_(0.5).to(torch.uint8).transpose(1, 2).contiguous().cpu().numpy()
     for image in pixels:
         file = io.BytesIO()
         Image.frombytes(mode, size, image, "raw", layout).save(file, "JPEG", quality=quality)
-        # The decoder alone: Image.open would first parse the headers in Python.
+        # The decoder directly: Image.open would parse the headers in Python first.
         picture = Image.frombytes(mode, size, file.getvalue(), "jpeg", mode, "")
         image[:] = np.frombuffer(picture.tobytes("raw", layout), np.uint8).reshape(image.shape)
     return torch.from_numpy(pixels).transpose(1, 2).to(x, memory_format=torch.contiguous_format).div_(255)

@@ -1,4 +1,4 @@
-"""The random numbers of a corruption: a pure function of seed, corruption, severity, example and what they are for."""
+"""Random numbers of a corruption: a pure function of seed, corruption, severity, example and purpose."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bastion import rng
 
 @dataclass(frozen=True)
 class Draws:
-    """For the examples of a batch. Each word of 64 random bits gives two numbers: hashing is most of their cost."""
+    """Random numbers for the examples of a batch. Each 64-bit hash gives two, as hashing is most of the cost."""
 
     index: Tensor  # int64 (B,)
     seed: int
-    name: str  # of the corruption and its severity
+    name: str  # corruption and severity
 
     def uniform(self, what: str, shape: Sequence[int], low: float = 0.0, high: float = 1.0) -> Tensor:
         """(B, *shape) float32 in [low, high)."""
@@ -26,10 +26,10 @@ class Draws:
         return unit if (low, high) == (0.0, 1.0) else unit.mul_(high - low).add_(low)
 
     def normal(self, what: str, shape: Sequence[int]) -> Tensor:
-        """(B, *shape) float32, standard normal: both numbers of Box and Muller."""
+        """(B, *shape) float32, standard normal, by the Box-Muller transform."""
         count = math.prod(shape)
         first, second = self._halves(what, (2, -(-count // 2))).unbind(1)
-        # 31 bits, in (0, 1]: small numbers keep their precision, and with it the tails.
+        # 31 bits, in (0, 1]: more precision for small numbers, which give the tails.
         radius = (first & 0x7FFFFFFF).float().add_(1.0).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
         angle = second.float().mul_(2.0 * math.pi * 2.0**-32)
         return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count].reshape(-1, *shape)

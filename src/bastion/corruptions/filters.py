@@ -1,4 +1,4 @@
-"""Linear filters along rows and columns as matrices, which hold any border; and resizing as the references do it."""
+"""Filters along rows and columns as matrices, with any border mode, and resizing as in the reference code."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def gaussian(x: Tensor, sigma: float, *, border: Border = "nearest", truncate: f
     if int(truncate * sigma + 0.5) == 0:
         return x
     rows, columns = (_gaussian_matrix(side, sigma, border, truncate).to(x) for side in x.shape[-2:])
-    # Both products are of one image at a time, so that an image's rounding does not depend on what shares its batch.
+    # Products of one image at a time, so that rounding does not depend on the rest of the batch.
     return (columns @ (rows @ x).mT).mT
 
 
 @lru_cache(maxsize=32)
 def _gaussian_matrix(side: int, sigma: float, border: Border, truncate: float) -> Tensor:
-    """(side, side): row i has the weights of the pixels that make up pixel i."""
+    """(side, side): row i has the weights of the input pixels for output pixel i."""
     radius = int(truncate * sigma + 0.5)
     offsets = torch.arange(-radius, radius + 1)
     weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
@@ -58,7 +58,7 @@ def convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _fast_length(length: int) -> int:
-    """The next length whose only prime factors are 2, 3 and 5, and that is a multiple of 16: FFTs of it are fast."""
+    """The next multiple of 16 whose only prime factors are 2, 3 and 5: FFTs of such lengths are fast."""
     candidate = -(-length // 16) * 16
     while not _is_smooth(candidate):
         candidate += 16
@@ -78,13 +78,13 @@ def enlarge(x: Tensor, factor: float) -> Tensor:
 
 
 def enlarge_transposed(x: Tensor, factor: float) -> Tensor:
-    """As `enlarge`, of an image whose rows are its columns: whole rows are copied faster than single pixels."""
+    """As `enlarge`, for a transposed image: copying whole rows is faster than copying single pixels."""
     wide = select_rows(x, *_enlarged_places(x.shape[-2], factor)).mT.contiguous()
     return select_rows(wide, *_enlarged_places(x.shape[-1], factor))
 
 
 def select_rows(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """Rows between row `place` and the next one."""
+    """Rows interpolated between row `place` and the next one."""
     places, weights = places.to(x.device), weights.to(x)[:, None]
     after = (places + 1).clamp(max=x.shape[-2] - 1)
     return x.index_select(-2, places).lerp(x.index_select(-2, after), weights)
@@ -92,7 +92,7 @@ def select_rows(x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _enlarged_places(side: int, factor: float) -> tuple[Tensor, Tensor]:
-    """For each pixel of a line: the one before the place that it is taken from, and how far beyond that one it is."""
+    """For each output pixel of a line: the input pixel before its position, and the fraction beyond that pixel."""
     crop = math.ceil(side / factor)
     size = round(crop * factor)  # corner pixels are aligned
     places = (torch.arange(side).double() + (size - side) // 2) * ((crop - 1) / max(size - 1, 1)) + (side - crop) // 2

@@ -1,4 +1,4 @@
-"""Frost: a photograph of frost over the image, or a drawn one."""
+"""Frost: a photograph of frost laid over the image, or a procedural texture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLOURS = (
     ((138, 153, 165), (29, 29, 30)),
     ((112, 123, 135), (44, 43, 42)),
 )
-# Of the drawn textures, in pixels.
+# Of the procedural textures, in pixels.
 _DRAWN = (512, 720)
 _DIRECTIONS = 8
 _LENGTH, _THICKNESS, _CRYSTAL = 9.0, 0.8, 12.0
@@ -37,9 +37,9 @@ _LENGTH, _THICKNESS, _CRYSTAL = 9.0, 0.8, 12.0
 def frost(
     x: Tensor, draws: Draws, textures: tuple[Tensor, ...], image_weight: float, texture_weight: float, stride: int
 ) -> Tensor:
-    """A random part of a random texture, added. `stride` 5 shrinks the textures for small images."""
+    """Add a random crop of a random texture. `stride` 5 subsamples the textures for small images."""
     height, width = x.shape[-2:]
-    # OpenCV's bilinear resizing to a fifth takes exactly the middle one of each five pixels.
+    # OpenCV's bilinear resizing to a fifth takes exactly the middle pixel of each five.
     shrunk = [
         _at_least(texture[:, stride // 2 :: stride, stride // 2 :: stride], height, width) for texture in textures
     ]
@@ -55,7 +55,7 @@ def frost(
 
 
 def _at_least(texture: Tensor, height: int, width: int) -> Tensor:
-    """Enlarged, if it is too small to be cut out of: the photographs are from 315 pixels high."""
+    """The texture, enlarged if it is smaller than the image: the smallest photograph is 315 pixels high."""
     factor = max((height + 1) / texture.shape[1], (width + 1) / texture.shape[2])
     if factor <= 1:
         return texture
@@ -64,12 +64,12 @@ def _at_least(texture: Tensor, height: int, width: int) -> Tensor:
 
 
 def photographs(folder: str | Path | None) -> tuple[Tensor, ...]:
-    """The textures of ImageNet-C, from `folder` or `$BASTION_FROST`. They may not be passed on, so none are shipped."""
+    """The textures of ImageNet-C, from `folder` or `$BASTION_FROST`; their licence does not allow shipping them."""
     return _read(_folder(folder))
 
 
 def photographs_digest(folder: str | Path | None) -> str:
-    """SHA-256 of their files."""
+    """SHA-256 of the files of the photographs."""
     where = _folder(folder)
     return hashlib.sha256(b"".join(hashlib.sha256(_content(where / name)).digest() for name in _FILES)).hexdigest()
 
@@ -110,12 +110,12 @@ def _read(folder: Path) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=1)
 def drawn() -> tuple[Tensor, ...]:
-    """Four textures of needles of ice in the colours of the photographs, always the same."""
+    """Four fixed procedural textures of ice needles, in the colours of the photographs."""
     return tuple(_draw(number, *colours) for number, colours in enumerate(_COLOURS))
 
 
 def _draw(number: int, mean: tuple[int, ...], std: tuple[int, ...]) -> Tensor:
-    """Noise drawn out in eight directions. Where crystals of a direction lie, they hide the others."""
+    """Noise blurred along eight directions; at each pixel, the direction with the largest value is visible."""
     height, width = _DRAWN
     draws = Draws(torch.tensor([number]), 0, "frost_proc/textures")
     noise = torch.fft.rfft2(draws.normal("needles", (2, _DIRECTIONS, height, width))[0])
@@ -137,6 +137,6 @@ def _draw(number: int, mean: tuple[int, ...], std: tuple[int, ...]) -> Tensor:
 
 
 def _filtered(spectrum: Tensor, width: Tensor) -> Tensor:
-    """Noise under a Gaussian of this squared width at each frequency, with a standard deviation of 1."""
+    """Noise filtered by a Gaussian with this squared width at each frequency, scaled to standard deviation 1."""
     made: Tensor = torch.fft.irfft2(spectrum * torch.exp(-2 * math.pi**2 * width), s=_DRAWN)
     return made / made.std()

@@ -1,4 +1,4 @@
-"""Noise: each value of each channel for itself."""
+"""Noise, independent for each pixel and channel."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def gaussian_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
 
 
 def speckle_noise(x: Tensor, draws: Draws, sigma: float) -> Tensor:
-    """Noise in proportion to the value."""
+    """Gaussian noise in proportion to the pixel value."""
     return x + x * (sigma * draws.normal("noise", x.shape[1:]))
 
 
 def shot_noise(x: Tensor, draws: Draws, photons: int) -> Tensor:
-    """Counts of photons: Poisson(photons · x) / photons. x is taken as 8-bit, as stored images are."""
+    """Poisson(photons · x) / photons, with x rounded to 8 bits."""
     counts = poisson((x.detach() * 255).round().float(), photons, draws.uniform("noise", x.shape[1:]))
     return counts.to(x.dtype) / photons
 
 
 def impulse_noise(x: Tensor, draws: Draws, amount: float) -> Tensor:
-    """Salt and pepper: `amount` of all values become 0 or 1, either with the same probability."""
+    """Salt and pepper noise: a share `amount` of all values become 0 or 1, with equal probability."""
     u = draws.uniform("noise", x.shape[1:])
     salted = torch.where(u < amount / 2, torch.ones_like(x), x)
     return torch.where((u >= amount / 2) & (u < amount), torch.zeros_like(x), salted)

@@ -1,7 +1,7 @@
-"""How strong each corruption is at severities 1 to 5: the published ImageNet-C and CIFAR-10-C settings.
+"""Parameters of each corruption at severities 1 to 5: the published ImageNet-C and CIFAR-10-C settings.
 
 Hendrycks and Dietterich 2019, Benchmarking neural network robustness to common corruptions and perturbations. Values
-are what each corruption's function takes after the images and the random numbers, in its order.
+are the arguments of each corruption's function after the images and the random numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _IMAGENET: Mapping[str, tuple[Any, ...]] = {
     "defocus_blur": ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
     "glass_blur": ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
     "motion_blur": ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
-    # The counts are those of numpy.arange in the published code, whose float ends are sometimes in and sometimes out.
+    # Counts as given by numpy.arange in the published code, which by rounding sometimes includes the end.
     "zoom_blur": (*_zooms(0.01, 12, 16), *_zooms(0.02, 11, 13), *_zooms(0.03, 11)),
     "snow": (
         (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
@@ -64,7 +64,7 @@ _IMAGENET: Mapping[str, tuple[Any, ...]] = {
     "fog": ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
     "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
     "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
-    # Of a side of 244, not 224: a slip of the published code that defines the data set.
+    # For a side of 244, not 224: a mistake in the published code, and so part of the data set.
     "elastic_transform": (
         (488.0, 170.8, 24.4),
         (488.0, 19.52, 48.8),
@@ -127,14 +127,14 @@ PARAMETERS: Mapping[ParameterSet, Mapping[str, tuple[Any, ...]]] = {"cifar": _CI
 def for_size(height: int, width: int) -> ParameterSet:
     """`cifar` for images of up to 64 x 64, `imagenet` for larger ones.
 
-    The published sets are for 32 x 32 and 224 x 224; the one that exists for 64 x 64 (Tiny-ImageNet-C) is much nearer
-    to that of CIFAR, and radii made for 224 pixels leave nothing of a small image.
+    The published parameters are for 32 x 32 and 224 x 224; those of Tiny-ImageNet-C (64 x 64) are much closer to
+    CIFAR's, and radii for 224 pixels would destroy a small image.
     """
     return "cifar" if max(height, width) <= LARGEST_CIFAR else "imagenet"
 
 
 def lookup(parameters: ParameterSet, name: str, severity: int) -> tuple[Any, ...]:
-    """What a corruption's function takes at this severity."""
+    """The arguments of a corruption's function at this severity."""
     if parameters not in PARAMETERS:
         raise BastionError(f"parameters: expected one of {', '.join(get_args(ParameterSet))}, got '{parameters}'")
     value = PARAMETERS[parameters][name][severity - 1]

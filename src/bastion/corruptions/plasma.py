@@ -1,4 +1,4 @@
-"""Plasma clouds by the diamond-square algorithm (Fournier et al. 1982) on a grid without borders."""
+"""Plasma clouds by the diamond-square algorithm (Fournier et al. 1982) on a periodic grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WOBBLE = 100.0
 
 
 def plasma(noise: Tensor, decay: float) -> Tensor:
-    """(B, N, N) in [0, 1] from as many uniform numbers in [-1, 1), N a power of two; each roughens its own point."""
+    """(B, N, N) in [0, 1] from as many uniform numbers in [-1, 1), one for each point; N is a power of two."""
     heights = noise * _amplitudes(noise.shape[-1], decay).to(noise)
     step = noise.shape[-1]
     while step >= 2:
@@ -28,9 +28,9 @@ def plasma(noise: Tensor, decay: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _amplitudes(side: int, decay: float) -> Tensor:
-    """(side, side): how much each point is roughened.
+    """(side, side): amplitude of the random displacement of each point.
 
-    The published code multiplies `wobble` with a number up to `wobble`, so it falls by decay² from level to level.
+    The published code multiplies `wobble` by a number up to `wobble`, so the amplitude falls by decay² at each level.
     """
     amplitudes, step, wobble = torch.zeros(side, side), side, _WOBBLE
     while step >= 2:

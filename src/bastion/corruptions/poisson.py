@@ -1,6 +1,6 @@
 """Poisson numbers from uniform ones by the alias method (Walker 1977, Vose 1991): one look-up and one comparison each.
 
-torch.poisson draws from a generator, whose numbers depend on what else is in the batch.
+torch.poisson draws from a generator, so that its numbers would depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def poisson(levels: Tensor, scale: float, u: Tensor) -> Tensor:
     thresholds, aliases = (table.to(u.device) for table in _tables(scale))
     columns = len(thresholds) // _LEVELS
     scaled = u.flatten() * columns
-    column = scaled.floor()  # u has 24 bits: those that do not choose the column are the uniform number within it
+    column = scaled.floor()  # of u's 24 bits, the first select the column, and the others are a uniform number in it
     places = (levels.flatten() * columns + column).int()
     own = scaled.sub_(column) < thresholds.index_select(0, places)
     return torch.where(own, column, aliases.index_select(0, places)).view(u.shape)
@@ -28,22 +28,22 @@ def poisson(levels: Tensor, scale: float, u: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _tables(scale: float) -> tuple[Tensor, Tensor]:
-    """For each level a row of equally likely columns k: the share of it that is k itself, and what the rest is."""
+    """For each level and equally likely column k: the probability of k itself, and the alias otherwise."""
     columns = 1 << int(np.ceil(np.log2(scale + 10 * scale**0.5 + 10)))
     threshold, alias = _alias_tables(_probabilities(scale, columns) * columns)
     return torch.from_numpy(threshold).float().flatten(), torch.from_numpy(alias).float().flatten()
 
 
 def _alias_tables(shares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Vose's method in all rows at once: each column that is not full is filled up from one that is too full."""
+    """Vose's method for all rows at once: each column below 1 is filled up from one above 1."""
     rows, columns = shares.shape
     threshold, alias = np.ones_like(shares), np.tile(np.arange(columns), (rows, 1))
-    order = np.argsort(shares >= 1, axis=1, kind="stable")  # those that are not full first
+    order = np.argsort(shares >= 1, axis=1, kind="stable")  # columns below 1 first
     next_large = (shares < 1).sum(1)
     last_small, next_small = next_large.copy(), np.ones(rows, dtype=np.int64)
     small, large = order[:, 0], order[np.arange(rows), next_large]
     next_large += 1
-    row = np.arange(rows)  # that are not finished
+    row = np.arange(rows)  # rows that are not finished
     while len(row):
         at, source = small[row], large[row]
         threshold[row, at], alias[row, at] = shares[row, at], source
@@ -61,7 +61,7 @@ def _alias_tables(shares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
 
 
 def _probabilities(scale: float, columns: int) -> NDArray[np.float64]:
-    """(256, columns): of the numbers 0, 1, … at each level."""
+    """(256, columns): probabilities of the numbers 0, 1, … at each level."""
     k = np.arange(columns)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, columns)))])
     rate = scale * np.arange(1, _LEVELS)[:, None] / 255

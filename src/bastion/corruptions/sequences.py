@@ -1,5 +1,4 @@
-"""Perturbation sequences, ImageNet-P and CIFAR-10-P (Hendrycks and Dietterich 2019): an image that changes little by
-little, frame by frame."""
+"""Perturbation sequences of ImageNet-P and CIFAR-10-P (Hendrycks and Dietterich 2019): frames of a gradual change."""
 
 from __future__ import annotations
 
@@ -31,22 +30,22 @@ Perturbation = Literal[
     "rotate",
     "tilt",
     "scale",
-    # for tuning, no part of mFR; but `spatter` is one of the ten of CIFAR-10-P, in the place of `snow`
+    # for tuning, not in mFR; but `spatter` is one of the ten of CIFAR-10-P, instead of `snow`
     "speckle_noise",
     "gaussian_blur",
     "spatter",
     "shear",
 ]
 PERTURBATIONS: tuple[str, ...] = get_args(Perturbation)
-LENGTH = 31  # frames of a sequence, but for `translate`, and `motion_blur` of CIFAR-10-P
-_ROUNDED = ("motion_blur", "tilt")  # to 8 bits, by ImageMagick and OpenCV; the others are cut off
+LENGTH = 31  # frames of a sequence, except `translate`, and `motion_blur` of CIFAR-10-P
+_ROUNDED = ("motion_blur", "tilt")  # rounded to 8 bits, as by ImageMagick and OpenCV; the others are truncated
 
 
 def _steps(first: float, step: float, count: int = LENGTH) -> tuple[float, ...]:
     return tuple(round(first + step * number, 6) for number in range(count))
 
 
-# What each generator takes after the images and the random numbers, in its order.
+# Arguments of each generator after the images and the random numbers.
 _IMAGENET: Mapping[str, tuple[Any, ...]] = {
     "gaussian_noise": (noise.gaussian_noise, 0.03),
     "shot_noise": (noise.shot_noise, 300),
@@ -87,8 +86,8 @@ def frames(
 ) -> Iterator[Tensor]:
     """The frames of a perturbation sequence of images (B, C, H, W) in [0, 1], one (B, C, H, W) after the other.
 
-    What is random is a pure function of seed, name and the example's `index` (B,). `parameters` None: by the size of
-    the images, as `corrupt` has it. Frames have 8 bits.
+    Random numbers depend only on seed, name and the example's `index` (B,). `parameters` None: chosen by the image
+    size, as in `corrupt`. Frames are rounded or truncated to 8 bits.
     """
     if name not in PERTURBATIONS:
         raise BastionError(f"unknown perturbation '{name}'{did_you_mean(name, PERTURBATIONS)}")
@@ -101,12 +100,12 @@ def frames(
 
 
 def compares_with_first(name: str) -> bool:
-    """Frames of noise are no sequence in time: each stands beside the clean image."""
+    """Frames of noise are not a sequence in time, so each is compared with the clean image."""
     return "noise" in name
 
 
 def _noise(x: Tensor, draws: Draws, add: Callable[[Tensor, Draws, float], Tensor], strength: float) -> Iterator[Tensor]:
-    """The clean image, then the same amount of noise again and again."""
+    """The clean image, then the image with new noise of the same strength in each frame."""
     yield x
     for number in range(1, LENGTH):
         yield add(x, Draws(draws.index, draws.seed, f"{draws.name}/{number}"), strength)
@@ -137,7 +136,7 @@ def _snow(
     sigma: float,
     mix: float,
 ) -> Iterator[Tensor]:
-    """The same flakes all the time, which fall in another direction in each frame."""
+    """The same flakes in all frames, each frame with another direction of fall."""
     layer = enlarge(mean + std * draws.normal("flakes", (1, *x.shape[-2:])), zoom)
     for angle in angles:
         yield snowed(x, snow_layer(layer, threshold, torch.full((len(x),), angle), radius, sigma), mix)
@@ -178,7 +177,7 @@ def _spatter(
     strength: float,
     drip: Sequence[float],
 ) -> Iterator[Tensor]:
-    """Drops of water that run down, a little in each frame."""
+    """Drops of water that run down a little in each frame."""
     liquid = gaussian(mean + std * draws.normal("liquid", (1, *x.shape[-2:])), blur)
     liquid = torch.where(liquid < threshold, torch.zeros_like(liquid), liquid)
     for _ in range(LENGTH):
@@ -187,7 +186,7 @@ def _spatter(
 
 
 def dripped(liquid: Tensor, weights: Sequence[float]) -> Tensor:
-    """Each column convolved, as by numpy.convolve of mode `same`: most of a pixel comes from above."""
+    """Each column convolved with the weights, as by numpy.convolve in mode `same`, which moves the liquid down."""
     height, below = liquid.shape[-2], (len(weights) - 1) // 2
     padded = F.pad(liquid, (0, 0, len(weights) - 1 - below, below))
     total = torch.zeros_like(liquid)

@@ -1,4 +1,4 @@
-"""Spatter: drops of water or mud on the lens. What OpenCV does in the published code is written out in torch."""
+"""Spatter: drops of water or mud on the lens. The OpenCV functions of the published code are implemented in torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bastion.corruptions.weather import luma
 
 _WATER = (175 / 255, 238 / 255, 238 / 255)  # pale turquoise
 _MUD = (63 / 255, 42 / 255, 20 / 255)
-_FAR = 20  # pixels from an edge; what is further counts as that far
+_FAR = 20  # distances from an edge, in pixels, are clipped to this
 
 
 def spatter(
@@ -31,12 +31,12 @@ def spatter(
 
 
 def splashed(x: Tensor, liquid: Tensor, strength: float) -> Tensor:
-    """Water on the image."""
+    """Add drops of water to the image."""
     return x + water(liquid) * strength * _colour(_WATER, x)
 
 
 def _colour(rgb: tuple[float, float, float], x: Tensor) -> Tensor:
-    """(1, C, 1, 1)."""
+    """(1, C, 1, 1): the colour, as grey for images of one channel."""
     colour = x.new_tensor(rgb)[None, :, None, None]
     return luma(colour) if x.shape[1] == 1 else colour
 
@@ -62,7 +62,7 @@ def _emboss(x: Tensor) -> Tensor:
 
 
 def _neighbours(padded: Tensor) -> Callable[[int, int], Tensor]:
-    """The neighbours (row, column) away from each pixel of an image that has a border of one pixel around it."""
+    """A function of (row, column) that gives the neighbour at this offset of each pixel, for an image padded by one."""
     height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
     return lambda row, column: padded[..., 1 + row : 1 + row + height, 1 + column : 1 + column + width]
 
@@ -73,7 +73,7 @@ def _box(x: Tensor) -> Tensor:
 
 
 def _three_by_three(x: Tensor) -> Tensor:
-    """The sum around each pixel but those of the border: six shifted additions, cheaper than pooling or convolving."""
+    """The 3 x 3 sum around each inner pixel, by four additions, which is cheaper than pooling or convolving."""
     rows = x[..., :-2, :] + x[..., 1:-1, :] + x[..., 2:, :]
     return rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
 
@@ -88,7 +88,7 @@ def canny(x: Tensor, low: float, high: float) -> Tensor:
     steep = dx.abs() + dy.abs()
     candidate = (steep > low) & _is_ridge(steep, dx, dy)
     edges = candidate & (steep > high)
-    while True:  # weak ones count if they touch an edge
+    while True:  # hysteresis: weak edges count if they touch an edge
         grown = (_three_by_three(F.pad(edges.byte(), (1, 1, 1, 1))) > 0) & candidate
         if torch.equal(grown, edges):
             return edges

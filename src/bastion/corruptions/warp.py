@@ -1,4 +1,4 @@
-"""Geometric maps, the same for all images of a batch, sampled as Pillow and OpenCV do; what is outside is black."""
+"""Geometric transforms, the same for all images of a batch, sampled as by Pillow and OpenCV; outside is black."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.nn import functional as F
 
 
 def translate(x: Tensor, pixels: int) -> Tensor:
-    """To the right, or to the left if negative."""
+    """Shift to the right, or to the left if negative."""
     width = x.shape[-1]
     return F.pad(x, (max(pixels, 0), max(-pixels, 0)))[..., max(-pixels, 0) :][..., :width]
 
 
 def affine(x: Tensor, *, angle: float = 0.0, scale: float = 1.0, shear: float = 0.0) -> Tensor:
-    """Rotate clockwise, scale and shear, with angles in degrees: Pillow's bilinear sampling.
+    """Rotate clockwise, scale and shear, with angles in degrees and Pillow's bilinear sampling.
 
-    The pixel (H/2, W/2) stays where it is, half a pixel off the centre, as in the torchvision that made ImageNet-P.
+    The fixed point is the pixel (H/2, W/2), half a pixel off the centre, as in the torchvision that made ImageNet-P.
     """
     height, width = x.shape[-2:]
     turned, sheared = math.radians(angle), math.radians(angle + shear)
@@ -28,13 +28,13 @@ def affine(x: Tensor, *, angle: float = 0.0, scale: float = 1.0, shear: float = 
     down, right = rows - height / 2, columns - width / 2
     rows = (math.cos(turned) * down - math.sin(turned) * right) / size + height / 2
     columns = (math.sin(sheared) * down + math.cos(sheared) * right) / size + width / 2
-    # A pixel reaches half a pixel beyond its centre.
+    # A pixel extends half a pixel beyond its centre.
     inside = (rows >= -0.5) & (rows < height - 0.5) & (columns >= -0.5) & (columns < width - 0.5)
     return _bilinear(x, rows, columns, outside="border") * inside
 
 
 def tilt(x: Tensor, angle: float) -> Tensor:
-    """Turn the image in space by `angle` degrees about both of its axes: OpenCV's bilinear sampling."""
+    """Rotate the image in space by `angle` degrees about both of its axes, with OpenCV's bilinear sampling."""
     height, width = x.shape[-2:]
     rows, columns = _places(x)
     source = torch.linalg.inv(tilt_matrix(height, width, angle)).to(x.device)
@@ -44,10 +44,10 @@ def tilt(x: Tensor, angle: float) -> Tensor:
 
 
 def tilt_matrix(height: int, width: int, angle: float) -> Tensor:
-    """(3, 3), of (column, row, 1): where pixels go. The camera is as far away as the diagonal is long.
+    """(3, 3): the homography of (column, row, 1). The distance of the camera is the length of the diagonal.
 
-    The published code puts the image one pixel behind the plane that it projects on, so that even at 0 degrees it
-    shrinks a little.
+    The published code places the image one pixel behind the projection plane, so that it shrinks a little even at 0
+    degrees.
     """
     sine, cosine = math.sin(math.radians(angle)), math.cos(math.radians(angle))
     far = math.hypot(height, width)
@@ -67,7 +67,7 @@ def _places(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bilinear(x: Tensor, rows: Tensor, columns: Tensor, *, outside: Literal["border", "zeros"]) -> Tensor:
-    """The images at these places (H, W). In double precision, so that a place on a pixel gives just that pixel."""
+    """The images sampled at these positions (H, W); in double precision, so that integer positions are exact."""
     height, width = x.shape[-2:]
     grid = torch.stack([2 * columns / (width - 1) - 1, 2 * rows / (height - 1) - 1], -1).expand(len(x), -1, -1, -1)
     return F.grid_sample(x.double(), grid, padding_mode=outside, align_corners=True).to(x.dtype)

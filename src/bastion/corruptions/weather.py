@@ -22,7 +22,7 @@ def snow(
     sigma: float,
     mix: float,
 ) -> Tensor:
-    """Bright flakes that a motion blur draws out, on a whitened image."""
+    """Bright flakes with motion blur on a whitened image."""
     noise = mean + std * draws.normal("flakes", (1, *x.shape[-2:]))
     angles = draws.uniform("angle", (), -135.0, -45.0)
     flakes = snow_layer(enlarge(noise, zoom), threshold, angles, radius, sigma)
@@ -30,19 +30,19 @@ def snow(
 
 
 def snowed(x: Tensor, flakes: Tensor, mix: float) -> Tensor:
-    """The image whitened, with the flakes and the flakes turned by 180 degrees on it."""
+    """The whitened image, plus the flakes, plus the flakes rotated by 180 degrees."""
     whitened = mix * x + (1 - mix) * torch.maximum(x, 1.5 * luma(x) + 0.5)
     return whitened + flakes + flakes.flip(-2, -1)
 
 
 def snow_layer(noise: Tensor, threshold: float, angles: Tensor, radius: int, sigma: float) -> Tensor:
-    """(B, 1, H, W): what is above the threshold, moved. 8-bit before and after, as a file for ImageMagick is."""
+    """(B, 1, H, W): noise above the threshold, with motion blur; in 8 bits before and after, as in files."""
     kept = torch.where(noise < threshold, torch.zeros_like(noise), noise).clamp(0, 1)
     return (move((kept * 255).floor() / 255, angles, radius, sigma) * 255).round() / 255
 
 
 def luma(x: Tensor) -> Tensor:
-    """(B, 1, H, W): the grey of Rec. 601; of an image with one channel, itself."""
+    """(B, 1, H, W): luma of Rec. 601; images of one channel are returned unchanged."""
     if x.shape[1] == 1:
         return x
     return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
@@ -57,7 +57,7 @@ def fog(x: Tensor, draws: Draws, strength: float, decay: float) -> Tensor:
 
 
 def brightness(x: Tensor, draws: Draws, amount: float) -> Tensor:
-    """HSV's value raised by `amount`: the colour scaled, with black becoming grey."""
+    """Raise the value in HSV by `amount`: colours are scaled, black becomes grey."""
     value = x.amax(1, keepdim=True)
     raised = (value + amount).clamp(max=1)
     return torch.where(value > 0, x * (raised / value.clamp(min=1e-6)), raised)

@@ -1,7 +1,7 @@
-"""Ways to distort a trained image-to-image network: the kernels of a convolution, or the features that a layer makes.
+"""Distortions of a trained image-to-image network: of the kernels of a convolution, or of the output of a layer.
 
-Only layers that the whole image passes through are distorted: those inside a residual block hardly show. All images
-that pass through a distorted network are changed by the same draws, and none depends on the others.
+Only layers outside residual blocks are distorted, as changes inside a block have little effect. All images that pass
+through a distorted network are changed by the same random numbers, each independently of the others.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from torch import Tensor, nn
 from bastion.deepaugment.networks import Network
 
 Change = Callable[[Tensor], Tensor]
-Distortion = Callable[[int, torch.Generator], Change]  # of so many channels, drawn
+Distortion = Callable[[int, torch.Generator], Change]  # draws a change of features with this many channels
 
-SHARE = 4  # one of so many channels is changed, by distortions that leave the others alone
-STEEP = 4  # features are mostly below 1, where tanh and sin are straight lines
-MOST = 3  # distortions of a network at once
+SHARE = 4  # distortions of some channels change one channel in SHARE
+STEEP = 4  # features are mostly below 1, where tanh and sin are almost linear
+MOST = 3  # most distortions of a network at once
 
 
 # Of kernels (filters, channels, height, width):
 
 
 def mirror(_: int, generator: torch.Generator) -> Change:
-    """Left to right, or upside down."""
+    """Flip horizontally or vertically."""
     axis = 2 + _below(2, generator)
     return lambda kernels: kernels.flip(axis)
 
 
 def rotate(_: int, generator: torch.Generator) -> Change:
-    """By a quarter, a half or three quarters of a turn."""
+    """Rotate by 90, 180 or 270 degrees."""
     quarters = 1 + _below(3, generator)
     return lambda kernels: kernels.rot90(quarters, (2, 3))
 
 
 def jitter(_: int, generator: torch.Generator) -> Change:
-    """Gaussian noise on all weights, up to as strong as they are."""
+    """Add Gaussian noise to all weights, with up to their standard deviation."""
     size = torch.rand((), generator=generator)
     return lambda kernels: kernels + size * kernels.std() * torch.randn(kernels.shape, generator=generator)
 
 
 def blur(_: int, generator: torch.Generator) -> Change:
-    """Each kernel nearer to its own mean."""
+    """Interpolate each kernel towards its mean."""
     part = torch.rand((), generator=generator)
     return lambda kernels: kernels.lerp(kernels.mean((2, 3), keepdim=True).expand_as(kernels), part)
 
 
 def thin(_: int, generator: torch.Generator) -> Change:
-    """Only the largest weights of each kernel, a third of them, are kept."""
+    """Keep only the largest third of the weights of each kernel."""
 
     def change(kernels: Tensor) -> Tensor:
         sizes = kernels.abs().flatten(2)
@@ -65,37 +65,37 @@ def thin(_: int, generator: torch.Generator) -> Change:
 
 
 def negate(channels: int, generator: torch.Generator) -> Change:
-    """Some channels change their sign."""
+    """Change the sign of some channels."""
     return _factors(channels, generator, -1.0)
 
 
 def zero(channels: int, generator: torch.Generator) -> Change:
-    """Some channels are dropped."""
+    """Set some channels to zero."""
     return _factors(channels, generator, 0.0)
 
 
 def scale(channels: int, generator: torch.Generator) -> Change:
-    """Each channel grows or shrinks by a factor of its own, mostly between 2/3 and 3/2."""
+    """Multiply each channel by a factor, mostly between 2/3 and 3/2."""
     factors = (0.4 * torch.randn(channels, generator=generator)).exp()[:, None, None]
     return lambda features: features * factors
 
 
 def permute(channels: int, generator: torch.Generator) -> Change:
-    """Some channels change places."""
+    """Permute some channels."""
     order, chosen = torch.arange(channels), _chosen(channels, generator)
     order[chosen] = chosen.roll(1)
     return lambda features: features[:, order]
 
 
 def shift(channels: int, generator: torch.Generator) -> Change:
-    """Some channels move by up to two pixels each way."""
+    """Shift some channels by up to two pixels in each direction."""
     chosen = _chosen(channels, generator)
     by = (_below(5, generator) - 2, _below(5, generator) - 2)
     return lambda features: features.index_copy(1, chosen, features[:, chosen].roll(by, (2, 3)))
 
 
 def dropout(_: int, generator: torch.Generator) -> Change:
-    """Up to a fifth of all values are empty, in the same places of each image."""
+    """Set up to a fifth of all values to zero, at the same positions of each image."""
     seed, share = _below(1 << 30, generator), 0.2 * torch.rand((), generator=generator)
 
     def change(features: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def dropout(_: int, generator: torch.Generator) -> Change:
 
 
 def activation(_: int, generator: torch.Generator) -> Change:
-    """They pass through another nonlinearity, in part."""
+    """Interpolate towards the output of another nonlinearity."""
     functions: tuple[Change, ...] = (F.gelu, F.relu, torch.tanh, torch.sin, torch.abs)
     function, part = functions[_below(len(functions), generator)], torch.rand((), generator=generator)
     return lambda features: features.lerp(function(STEEP * features) / STEEP, part)
@@ -120,7 +120,7 @@ OF_FEATURES: dict[str, Distortion] = {
 
 @torch.no_grad()
 def distorted(network: Network, generator: torch.Generator) -> Network:
-    """A copy with one to three distortions, each drawn by itself: which, and of which layer."""
+    """A copy of the network with one to three random distortions of random layers."""
     changed = copy.deepcopy(network)
     for _ in range(1 + _below(MOST, generator)):
         name = [*OF_KERNELS, *OF_FEATURES][_below(len(OF_KERNELS) + len(OF_FEATURES), generator)]
@@ -145,7 +145,7 @@ def _below(count: int, generator: torch.Generator) -> int:
 
 
 def _chosen(channels: int, generator: torch.Generator) -> Tensor:
-    """Which channels are changed; at least two, so that they can change places."""
+    """The channels that are changed; at least two, so that they can be permuted."""
     return torch.randperm(channels, generator=generator)[: max(2, channels // SHARE)]
 
 

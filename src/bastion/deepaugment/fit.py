@@ -17,8 +17,8 @@ from bastion.progress import bar
 from bastion.types import DataSet
 
 STEPS, BATCH, RATE = 600, 16, 2e-3
-LARGEST = 64  # side of what is trained on: a random piece of larger images
-LOOKED_AT = 256  # images that tell how well it reconstructs
+LARGEST = 64  # pixels: larger images are cropped at random for training
+LOOKED_AT = 256  # images that the quality of reconstruction is measured on
 
 
 def train(name: str, data: DataSet, *, seed: int, steps: int = STEPS) -> Network:
@@ -43,13 +43,14 @@ def train(name: str, data: DataSet, *, seed: int, steps: int = STEPS) -> Network
 
 
 def _piece(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A random crop of images larger than `LARGEST`."""
     top, left = (int(torch.randint(max(1, side - LARGEST + 1), (), generator=generator)) for side in x.shape[2:])
     return x[:, :, top : top + LARGEST, left : left + LARGEST]
 
 
 @torch.no_grad()
 def reconstruction(network: Network, data: DataSet) -> Tensor:
-    """(n,) PSNR of reconstructed images, which are held out of training where there are such."""
+    """(n,): PSNR of reconstructed validation images; of training images if the data set has no validation split."""
     split = data.val if len(data.val) else data.train
     found = []
     for start in range(0, min(LOOKED_AT, len(split)), BATCH):
@@ -66,7 +67,7 @@ def save(network: Network, path: Path) -> None:
 
 
 def load(name: str, path: Path, channels: int) -> Network:
-    """What `save` wrote, if it is a network of this kind for images of so many channels."""
+    """A network written by `save`; an error if it is of another kind, or for another number of channels."""
     arrays, metadata = storage.read_arrays(path)
     about = json.loads(metadata.get("deepaugment", "{}"))
     if (about.get("name"), about.get("channels")) != (name, channels):

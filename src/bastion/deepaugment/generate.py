@@ -1,7 +1,7 @@
-"""DeepAugment's copies of a data set's training images, as .npz files that a recipe reads as `extra`.
+"""DeepAugment's copies of a data set's training images, as .npz files for `extra` of a recipe.
 
-A copy is a function of the network, the seed and the image's place: whatever the order in which parts are made and
-however often that is stopped, the file has the same bytes.
+A copy is a function of the network, the seed and the image's position, so the file has the same bytes however often
+its making is stopped and resumed.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from bastion.recipe import differences
 from bastion.storage import Arrays
 from bastion.types import DataSet, Split
 
-VERSION = 1  # to be raised when the same settings come to give other images
-GROUP = 16  # images, one after the other, that pass through one distorted network
-PART = 64 * GROUP  # images that are stored together
-LEAST = 0.45  # structural similarity with the original, below which another distortion is drawn
-ATTEMPTS = 6  # then the image is reconstructed without any
-WORST = 18.0  # dB: a network that reconstructs no better is not used
-PIXELS = 1 << 20  # that pass through a network at once
+VERSION = 1  # raised when the same settings give other images
+GROUP = 16  # consecutive images that share a distorted network
+PART = 64 * GROUP  # images stored in one file before they are joined
+LEAST = 0.45  # below this structural similarity to the original, another distortion is drawn
+ATTEMPTS = 6  # after these, the image is reconstructed without distortions
+WORST = 18.0  # dB: a network with a lower mean PSNR is not used
+PIXELS = 1 << 20  # most pixels that pass through a network at once
 CARD = "deepaugment.json"
 
 
 @dataclass(frozen=True)
 class Copies:
-    """What one network made, and what it is like beside the originals."""
+    """The copies made by one network, and their similarity to the originals."""
 
     path: Path
-    plain: float  # mean PSNR of what the network makes without distortions
+    plain: float  # mean PSNR of the network without distortions
     psnr: Tensor
     ssim: Tensor
-    attempt: Tensor
+    attempt: Tensor  # number of the attempt that gave each copy
 
     def __str__(self) -> str:
         def spread(values: Tensor, digits: int) -> str:
@@ -71,7 +71,7 @@ def deepaugment(
 ) -> list[Copies]:
     """Copies of the training images of `data`, or the first `limit` of them, in `folder/NETWORK.npz`.
 
-    Networks are read from `weights`, or trained for so many `steps`, and kept in `folder/NETWORK.safetensors`.
+    Networks are read from `weights`, or trained for `steps` steps, and stored in `folder/NETWORK.safetensors`.
     """
     count = len(data.train) if limit is None else min(limit, len(data.train))
     if count < 1:
@@ -96,7 +96,7 @@ def deepaugment(
 
 
 def _claim(folder: Path, made_with: dict[str, Any]) -> None:
-    """What was made with other settings is not added to."""
+    """Write the card of a new folder; an error if the folder was made with other settings, or holds other files."""
     card = folder / CARD
     storage.remove_leftovers(folder)
     if card.exists():
@@ -109,7 +109,7 @@ def _claim(folder: Path, made_with: dict[str, Any]) -> None:
 
 
 def _network(name: str, data: DataSet, folder: Path, given: Path | None, seed: int, steps: int) -> Network:
-    """The stored one, the one that is given, or one that is trained now; it is stored before it is used."""
+    """The network stored in the folder, the given one, or a newly trained one; it is stored before it is used."""
     path, channels = folder / f"{name}.safetensors", data.shape[0]
     stored = fit.load(name, path, channels) if path.exists() else None
     if given is None and stored is not None:
@@ -129,7 +129,7 @@ def _equal(one: Network, other: Network) -> bool:
 
 @dataclass(frozen=True)
 class Generator:
-    """A network that is distorted anew for each group of images."""
+    """Makes copies of images by a network that is distorted anew for each group of images."""
 
     network: Network
     name: str
@@ -137,7 +137,7 @@ class Generator:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-        """Images of a group, changed but still like themselves, and the attempt (B,) that gave each."""
+        """Copies of a group of images that are similar enough to the originals, and the attempt (B,) that gave each."""
         made, attempts, left = torch.empty_like(x), torch.full((len(x),), ATTEMPTS), torch.arange(len(x))
         for attempt in range(ATTEMPTS):
             generator = torch.Generator().manual_seed(rng.key("deepaugment", self.name, self.seed, group, attempt))
@@ -152,13 +152,13 @@ class Generator:
 
 
 def _through(network: nn.Module, x: Tensor) -> Tensor:
-    """As 8-bit pixels have it."""
+    """The network's output, rounded to 8-bit pixels."""
     parts = torch.split(x, max(1, PIXELS // (x.shape[2] * x.shape[3])))
     return torch.cat([(255 * network(part)).clamp(0, 255).round() / 255 for part in parts])
 
 
 def _make_parts(generator: Generator, split: Split, folder: Path) -> list[Path]:
-    """Files of `PART` images each; those that are there already are kept."""
+    """Write files of `PART` copies each; existing ones are kept."""
     starts = {start: folder / f"{start:08d}.safetensors" for start in range(0, len(split), PART)}
     open_ = {start: path for start, path in starts.items() if not path.exists()}
     left = sum(min(PART, len(split) - start) for start in open_)
@@ -185,7 +185,7 @@ def _group(generator: Generator, split: Split, first: int, last: int, advance: A
 
 
 def _join(parts: Sequence[Path], count: int, path: Path) -> None:
-    """One .npz file, written part by part: it may be larger than the memory."""
+    """Join the parts to one .npz file, one part at a time, as all may not fit into memory."""
     first = storage.read_arrays(parts[0])[0]
     with storage.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
         for key in sorted(first):

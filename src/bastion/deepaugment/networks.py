@@ -1,4 +1,4 @@
-"""The two image-to-image networks of DeepAugment, small enough to be trained in minutes. Pixels are in [0, 1]."""
+"""The two image-to-image networks of DeepAugment, small enough to train in minutes. Pixels are in [0, 1]."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NOISE = 0.05  # standard deviation of what the EDSR-like network learns to take away
-LEVELS = 8  # that a code of the CAE-like network has between 0 and 1
+NOISE = 0.05  # standard deviation of the noise that the EDSR-like network learns to remove
+LEVELS = 8  # quantisation levels between 0 and 1 of the codes of the CAE-like network
 
 
 class Network(nn.Module):
-    """Fully convolutional: takes images of any size, and each by itself."""
+    """A fully convolutional network, which takes images of any size."""
 
     width: int
     blocks: int
@@ -21,7 +21,7 @@ class Network(nn.Module):
         self.channels = channels
         self.width, self.blocks = width or type(self).width, blocks or type(self).blocks
         self.build()
-        for module in self.modules():  # features as large as the image, and blocks that add nothing at first
+        for module in self.modules():  # so that features have the scale of the image, and blocks start as the identity
             if isinstance(module, nn.Conv2d):
                 nn.init.orthogonal_(module.weight)
                 nn.init.zeros_(_bias(module))
@@ -35,18 +35,18 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def path(self) -> list[nn.Conv2d | Residual]:
-        """The layers that the whole image passes through, in order."""
+        """The layers outside residual blocks, and the blocks, in order."""
         raise NotImplementedError
 
     def corrupted(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """What it is trained to restore x from."""
+        """The input that it is trained to restore x from."""
         raise NotImplementedError
 
 
 class EDSR(Network):
     """Residual blocks without BatchNorm between two convolutions, and a skip around them all (Lim et al. 2017).
 
-    The image keeps its size: it learns to take noise away, not to enlarge.
+    It is trained to denoise, not for super-resolution.
     """
 
     width, blocks = 24, 4
@@ -69,8 +69,8 @@ class EDSR(Network):
 
 
 class CAE(Network):
-    """A compressive autoencoder (Theis et al. 2017): strided convolutions to a quarter of the sides, rounded codes,
-    sub-pixel convolutions back."""
+    """A compressive autoencoder (Theis et al. 2017): strided convolutions to a quarter of the size, quantised codes,
+    sub-pixel convolutions back to the image."""
 
     width, blocks = 32, 2
 
@@ -99,19 +99,21 @@ class CAE(Network):
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
         codes = self.encoder(F.pad(_centred(x), (0, -width % 4, 0, -height % 4), mode="replicate"))
-        codes = codes + ((LEVELS * codes).round() / LEVELS - codes).detach()  # rounded; the gradient passes
+        codes = (
+            codes + ((LEVELS * codes).round() / LEVELS - codes).detach()
+        )  # quantised, with straight-through gradient
         restored: Tensor = self.decoder(codes)
         return restored[:, :, :height, :width] + 0.5
 
     def corrupted(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return x  # the codes are narrow enough
+        return x  # the codes are a bottleneck already
 
 
 NETWORKS: dict[str, type[Network]] = {"edsr": EDSR, "cae": CAE}
 
 
 class Residual(nn.Module):
-    """x + convolution of ReLU of convolution of x."""
+    """A residual block: x + conv(ReLU(conv(x)))."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Residual(nn.Module):
 
 
 def _centred(x: Tensor) -> Tensor:
-    """Around 0, in the memory format in which convolutions of few channels take half the time."""
+    """Centred around 0, in channels-last format, in which convolutions of few channels are twice as fast."""
     return (x - 0.5).contiguous(memory_format=torch.channels_last)
 
 

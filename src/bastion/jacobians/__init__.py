@@ -1,1 +1,1 @@
-"""Jacobians by their products alone: largest singular values, of every part of a network. None is ever stored."""
+"""Largest singular values of Jacobians of networks and their parts, by products with vectors; no Jacobian is stored."""

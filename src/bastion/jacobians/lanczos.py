@@ -1,9 +1,9 @@
-"""Largest singular values of linear maps that are known by their products alone, one map for each example of a batch.
+"""Largest singular values of linear maps that are given by their products, one map for each example of a batch.
 
 Golub-Kahan-Lanczos bidiagonalisation (Golub and Kahan 1965) with full reorthogonalisation and thick restarts (Baglama
-and Reichel 2005). A product serves all examples of the batch; each has its own vectors, and its result does not depend
-on the others. A search finds one copy of a value that is there several times, so further searches look for what the
-first one missed, orthogonally to what it found.
+and Reichel 2005). A product is computed for all examples of the batch at once; each example has its own vectors, and
+its result does not depend on the others. A search finds a multiple singular value only once, so further searches,
+orthogonal to what was found, look for its other copies.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-CHECK_EVERY = 4  # steps between looks at the projected map
-ROUNDING = 32  # machine epsilons of the largest value are as good as zero
-ROUGH = 0.1  # residual at which a value below all those wanted is known well enough
-MARGIN = 0.9  # of the tolerance: rounding must not carry a residual past it
+CHECK_EVERY = 4  # steps between checks of convergence
+ROUNDING = 32  # smaller values, in machine epsilons of the largest, count as zero
+ROUGH = 0.1  # relative residual that is enough for a value below all wanted ones
+MARGIN = 0.9  # of the tolerance, so that rounding does not lift a residual above it
 
 
 class Operator(Protocol):
-    """For each example of a batch a linear map of `inputs` numbers to `outputs` numbers."""
+    """A linear map from `inputs` to `outputs` dimensions for each example of a batch."""
 
     inputs: int
     outputs: int
@@ -36,27 +36,27 @@ class Operator(Protocol):
 
 
 class Spectrum(NamedTuple):
-    values: Tensor  # (B, k) float64, the largest first; 0 where the map has fewer, NaN where it is not finite
-    residuals: Tensor  # (B, k) ‖Aᵀu − σv‖ / σ₁: a singular value is within this share of σ₁ of the value
-    products: Tensor  # (B,) with A and with Aᵀ
+    values: Tensor  # (B, k) float64, the largest first; 0 if the map has fewer, NaN if it is not finite
+    residuals: Tensor  # (B, k) ‖Aᵀu − σv‖ / σ₁: relative to σ₁, each value is at most this far from a singular value
+    products: Tensor  # (B,) number of products with A and with Aᵀ
 
 
 class Triplets(NamedTuple):
-    """Approximate singular values with their unit vectors; zeros where there are none."""
+    """Approximate singular values and vectors; zeros if there are fewer than k."""
 
     values: Tensor  # (B, k) float64, the largest first
     left: Tensor  # (B, k, outputs)
     right: Tensor  # (B, k, inputs)
 
     def merged(self, others: Triplets) -> Triplets:
-        """The largest of both, as many as these."""
+        """The k largest of both."""
         both = [torch.cat(parts, dim=1) for parts in zip(self, others, strict=True)]
         order = both[0].argsort(dim=1, descending=True, stable=True)[:, : self.values.shape[1]]
         rows = torch.arange(len(order), device=order.device)[:, None]
         return Triplets(*(part[rows, order] for part in both))
 
     def where(self, rows: Tensor, others: Triplets) -> Triplets:
-        """These in the rows of a mask, the others elsewhere."""
+        """These for the rows of a mask, the others elsewhere."""
         return Triplets(
             *(
                 torch.where(rows.view(-1, *[1] * (own.ndim - 1)), own, other)
@@ -74,10 +74,10 @@ def largest(
     basis: int = 64,
     limit: int = 1000,
 ) -> Spectrum:
-    """The `top` largest singular values of each example's map, until their residuals are below the tolerance.
+    """The `top` largest singular values of each example's map, with residuals below the tolerance.
 
-    `start(i)` gives random vectors (B, inputs), others for each i. At most `basis` vectors of each side are kept, and a
-    search ends after `limit` products.
+    `start(i)` gives random start vectors (B, inputs), different ones for each i. At most `basis` vectors are kept on
+    each side, and a search ends after `limit` products even if it has not converged.
     """
     found, products = _search(operator, start(0), top, tolerance, basis, limit)
     open_rows = torch.full_like(products, top > 1, dtype=torch.bool)
@@ -102,9 +102,9 @@ def _search(
     locked: Triplets | None = None,
     done: Tensor | None = None,
 ) -> tuple[Triplets, Tensor]:
-    """The `top` largest orthogonally to those that are locked, and the products spent on each example that is not done.
+    """The `top` largest singular values orthogonal to the locked ones, and the products spent on each example not done.
 
-    With locked ones, a value that will stay below the least of them need not be found to the tolerance.
+    If there are locked values, a value that will stay below all of them is not computed to the tolerance.
     """
     krylov = _Krylov(operator, start, min(basis, 1 + min(operator.inputs, operator.outputs)), locked)
     done = torch.zeros(len(start), dtype=torch.bool, device=start.device) if done is None else done
@@ -131,7 +131,7 @@ def _search(
 
 
 class _Krylov:
-    """A V = U T and Aᵀ U = V Tᵀ + β v eᵀ for each example, where rows of `left` and `right` are orthonormal or zero."""
+    """Krylov bases of each example: A V = U T, Aᵀ U = V Tᵀ + β v eᵀ; rows of left and right are orthonormal or 0."""
 
     def __init__(self, operator: Operator, start: Tensor, size: int, locked: Triplets | None) -> None:
         b = len(start)
@@ -140,7 +140,7 @@ class _Krylov:
         self.right = start.new_zeros(b, size + 1, operator.inputs)  # V, and v after the last of them
         self.projected = start.new_zeros(b, size, size, dtype=torch.float64)  # T, upper triangular
         self.beta = start.new_zeros(b, dtype=torch.float64)
-        # A lower bound of the map's largest value: what is left when that is locked may be rounding alone.
+        # A lower bound of the map's largest singular value, to tell zero from rounding when the largest are locked.
         self.scale = torch.zeros_like(self.beta) if locked is None else locked.values[:, 0]
         self.right[:, 0] = _unit(self._free(start, "right"), torch.zeros_like(self.beta))[0]
 
@@ -149,7 +149,7 @@ class _Krylov:
         return self.count == self.size
 
     def extend(self) -> None:
-        """One more vector on each side."""
+        """Add a vector to each basis."""
         j = self.count
         u = self.operator.apply(self.right[:, j])
         self.scale = torch.maximum(self.scale, torch.linalg.vector_norm(u, dim=1).double())
@@ -163,21 +163,21 @@ class _Krylov:
         self.count += 1
 
     def _free(self, vector: Tensor, side: str) -> Tensor:
-        """Without what is locked."""
+        """The part of the vector that is orthogonal to the locked singular vectors."""
         return vector if self.locked is None else _orthogonal(vector, getattr(self.locked, side))[0]
 
     def decompose(self, top: int) -> tuple[Tensor, Tensor]:
-        """(B, top) values of T, and how far each is from a singular value of A at most; NaN of maps that are none."""
+        """(B, top): singular values of T, and upper bounds of their distance to one of A; NaN if T is not finite."""
         projected = self.projected[:, : self.count, : self.count]
         self.svd = torch.linalg.svd(projected.nan_to_num())
         self.svd.S[~projected.isfinite().all((1, 2))] = torch.nan
-        errors = self.beta[:, None].expand(-1, top).clone()  # none of a value that is missing if β = 0: it is zero
+        errors = self.beta[:, None].expand(-1, top).clone()  # missing values count as 0, which is exact if β = 0
         shown = min(top, self.count)
         errors[:, :shown] *= self.svd.U[:, -1, :shown].abs()
         return _padded(self.svd.S[:, :top], top), errors
 
     def triplets(self, top: int) -> Triplets:
-        """Of the last decomposition."""
+        """Singular values and vectors of the last decomposition."""
         left, right = self._singular_vectors(top)
         return Triplets(*(_padded(part, top) for part in (self.svd.S[:, :top], left, right)))
 
@@ -188,18 +188,18 @@ class _Krylov:
         return left, right
 
     def restart(self, top: int) -> None:
-        """Go on from the best approximations of singular vectors, and the direction that they lack."""
+        """Thick restart: keep the best approximate singular vectors, and the last vector of the basis."""
         keep = top + (self.size - top) // 3
-        lacking = self.right[:, self.count].clone()
+        last = self.right[:, self.count].clone()
         self.left[:, :keep], self.right[:, :keep] = self._singular_vectors(keep)
-        self.right[:, keep] = lacking
+        self.right[:, keep] = last
         self.projected.zero_()
         self.projected[:, range(keep), range(keep)] = self.svd.S[:, :keep]
         self.count = keep
 
 
 def _residuals(operator: Operator, found: Triplets) -> Tensor:
-    """(B, k) as products have them, not the recurrence."""
+    """(B, k): the residuals, computed by products instead of the recurrence."""
     lengths = []
     for value, u, v in zip(*(part.unbind(1) for part in found), strict=True):
         away = operator.transpose(u) - value[:, None].to(v.dtype) * v
@@ -210,7 +210,7 @@ def _residuals(operator: Operator, found: Triplets) -> Tensor:
 def _orthogonal(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """The part of each vector (B, n) that is orthogonal to the rows of its basis (B, j, n), and its components (B, j).
 
-    Twice is enough (Kahan), and once is not: what rounding leaves in one vector grows in the next ones.
+    Gram-Schmidt is run twice, which is enough (Kahan); after one run, rounding errors would grow from vector to vector.
     """
     components = vector.new_zeros(basis.shape[:2])
     for _ in range(2):
@@ -221,18 +221,18 @@ def _orthogonal(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(vector: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, n) of length 1, and the lengths (B,) float64; both zero where the length is below the floor."""
+    """The vectors (B, n) scaled to norm 1, and their norms (B,) float64; both zero if the norm is below the floor."""
     length = torch.linalg.vector_norm(vector, dim=1).double()
     length = torch.where(length <= floor, 0.0, length)
     return vector * torch.where(length == 0, 0.0, 1 / length)[:, None].to(vector.dtype), length
 
 
 def rounding(like: Tensor) -> float:
-    """The share of the largest singular value that rounding hides."""
+    """Rounding error relative to the largest singular value, in the precision of `like`."""
     return ROUNDING * torch.finfo(like.dtype).eps
 
 
 def _padded(part: Tensor, count: int) -> Tensor:
-    """(B, count, …) with zeros behind."""
+    """(B, count, …): padded with zeros."""
     missing = part.new_zeros(len(part), count - part.shape[1], *part.shape[2:])
     return torch.cat([part, missing], dim=1)

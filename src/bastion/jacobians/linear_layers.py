@@ -1,9 +1,9 @@
-"""Convolutions and BatchNorm that are cheap to go back through twice.
+"""Convolutions and BatchNorm with a cheap double backward pass.
 
-A Jacobian's products go back along the graph of a function, and back along the graph of that. torch's own second way
-back through a convolution takes a convolution for each group of channels, a hundred times what the product itself costs
-for depth-wise ones. Both layers are linear in their input, so with the transposed convolution as the way back, and
-BatchNorm as scale and shift, both ways are as cheap as the layer.
+Products with a Jacobian take a backward pass and the backward pass of that. torch's double backward of a convolution
+runs a convolution for each group of channels, which for depthwise convolutions costs a hundred times the layer itself.
+Both layers are linear in their input, so with a transposed convolution as the backward pass, and BatchNorm as scale and
+shift, each pass costs about as much as the layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRANSPOSED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 
 
 class LinearLayers(TorchFunctionMode):
-    """Inside, these layers have cheap second derivatives with respect to their input, none to their weights."""
+    """Inside, these layers have a cheap double backward pass for their input, and no gradient for their weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -58,7 +58,7 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         y: Tensor = func(x, weight, bias, stride, padding, dilation, groups)
         ctx.save_for_backward(weight)
-        # What the stride leaves over at the end, which the way back has to put there.
+        # `output_padding` of the transposed convolution: pixels at the end that the stride does not reach.
         steps, pads, gaps = (_by_side(each, x) for each in (stride, padding, dilation))
         sides = zip(x.shape[2:], y.shape[2:], weight.shape[2:], steps, pads, gaps, strict=True)
         over = [

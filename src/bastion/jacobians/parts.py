@@ -17,10 +17,10 @@ from bastion.types import Block, Tapped
 
 @dataclass
 class Call:
-    """A block at work: what it was called with, and what came out."""
+    """A call of a block: its arguments and its output."""
 
     block: Block
-    place: int | str  # of the input among the arguments
+    place: int | str  # which argument is the input: its position or keyword
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     y: Tensor
@@ -34,17 +34,17 @@ class Call:
         return _taken(self.arguments, self.keywords, self.place)
 
     def function(self, z: Tensor) -> Tensor:
-        """The block on another input, with all else as it was."""
+        """The block on another input, with the other arguments unchanged."""
         arguments = [z if place == self.place else _copy(each) for place, each in enumerate(self.arguments)]
         keywords = {place: z if place == self.place else _copy(each) for place, each in self.keywords.items()}
         return _first(self.block.module(*arguments, **keywords))
 
 
 class Chain:
-    """A model at a batch of images. Its blocks are recorded in one forward pass; products then run them one by one.
+    """A model at a batch of images. One forward pass records the calls of its blocks, which can then be run one by one.
 
-    A block's input is the argument that has the shape of its output, as the skip connection needs, or else the first.
-    Of a block that runs more than once the last time counts.
+    A block's input is the first argument with the shape of its output, as a skip connection needs, or else the first
+    tensor. If a block runs more than once, its last call counts.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, where: str) -> None:
@@ -57,7 +57,7 @@ class Chain:
             self.logits = forward.logits(model, x)
         if not calls:
             raise BastionError(f"{where}: none of the model's blocks was run on the images")
-        self.calls = list(calls.values())  # as they ran
+        self.calls = list(calls.values())  # in the order in which they ran
 
     @contextmanager
     def _recorded(self, block: Block, calls: dict[str, Call]) -> Iterator[None]:
@@ -96,11 +96,11 @@ class Chain:
 
     @property
     def names(self) -> list[str]:
-        """Of all blocks, in the order of the model."""
+        """Names of all blocks, in the order of the model."""
         return [block.name for block in self.blocks]
 
     def sizes(self) -> list[int]:
-        """How many numbers one example has before and behind each part."""
+        """Numbers in the input and output of each part, for one example."""
         inner = [call.x[0].numel() + call.y[0].numel() for call in self.calls]
         return [self.x[0].numel() + self.calls[0].x[0].numel(), *inner]
 
@@ -133,7 +133,7 @@ class Chain:
             hook.remove()
 
 
-class _Reached(Exception):  # no error
+class _Reached(Exception):  # stops a forward pass; not an error
     def __init__(self, value: Tensor) -> None:
         self.value = value
 

@@ -1,4 +1,4 @@
-"""Products with the Jacobian of a function, for each example of a batch, without the Jacobian."""
+"""Products with the Jacobian of a function, for each example of a batch, without computing the Jacobian."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bastion.errors import BastionError
 from bastion.forward import single_image_gradients
 from bastion.jacobians.linear_layers import LinearLayers
 
-ADJOINT = 1e-3  # far more than rounding, far less than a path that is missing
+ADJOINT = 1e-3  # relative error: far more than rounding, far less than from a missing path of the graph
 
 Function = Callable[[Tensor], Tensor]  # (B, …) to (B, …), each example by itself
 
 
 class Jacobian:
-    """Of a function at x: `apply(v)` is Jv, `transpose(u)` is Jᵀu, for flat vectors (B, n) and (B, m).
+    """The Jacobian J of a function at x: `apply(v)` is Jv, `transpose(u)` is Jᵀu, for flat vectors (B, n) and (B, m).
 
-    The function runs once. Jᵀu goes back along its graph; it is linear in u, so going back along the graph of *that*
-    gives Jv, at the same cost and as its exact transpose. Where an operation cannot be differentiated twice, Jv is by
-    forward mode, which runs the function for each product.
+    The function runs once. Jᵀu is a backward pass along its graph. It is linear in u, so a backward pass along the
+    graph of *that* gives Jv, at the same cost and as the exact transpose. If an operation cannot be differentiated
+    twice, Jv is computed in forward mode, which runs the function for each product.
     """
 
     def __init__(self, function: Function, x: Tensor, name: str = "jacobian") -> None:
@@ -45,7 +45,7 @@ class Jacobian:
 
     def _linearise(self) -> None:
         with _differentiable(self.x), LinearLayers(), torch.enable_grad():
-            self.y = self.function(self.x.clone())  # of a copy, which the function may change in place
+            self.y = self.function(self.x.clone())  # a copy, as the function may change it in place
             if not isinstance(self.y, Tensor) or not self.y.is_floating_point() or len(self.y) != len(self.x):
                 got = f"{tuple(self.y.shape)}" if isinstance(self.y, Tensor) else type(self.y).__name__
                 raise BastionError(f"{self.name}: expected a result for each of {len(self.x)} examples, got {got}")
@@ -66,7 +66,7 @@ class Jacobian:
 
     @property
     def is_square(self) -> bool:
-        """The result is of the input's shape, so that the function may be x + F(x)."""
+        """Output and input have the same shape, so that the function may be x + F(x)."""
         return self.x.shape == self.y.shape
 
     @staticmethod
@@ -80,7 +80,7 @@ class Jacobian:
     def _dual(self, v: Tensor) -> Tensor:
         dual: Any = forward_ad
         with warnings.catch_warnings(), _differentiable(self.x), torch.no_grad():
-            # torch's own forward mode takes a part of torch that it calls deprecated.
+            # torch's forward mode itself uses a deprecated part of torch.
             warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
             with dual.dual_level():
                 y = self.function(dual.make_dual(self.x.detach().clone(), v))
@@ -88,7 +88,7 @@ class Jacobian:
         return torch.zeros_like(self.y) if tangent is None else tangent.detach()
 
     def _is_adjoint(self) -> bool:
-        """Is ⟨u, Jv⟩ = ⟨Jᵀu, v⟩? A graph that is cut on its second way back gives a product, but another one."""
+        """Whether ⟨u, Jv⟩ = ⟨Jᵀu, v⟩. If the double backward graph misses a path, Jv is wrong without an error."""
         index = torch.arange(len(self.x), device=self.x.device)
         v, u = (
             rng.normal(0, index, f"adjoint {side}", (size,), dtype=self.x.dtype)
@@ -100,7 +100,7 @@ class Jacobian:
             return False
         difference = (u.double() * forth).sum(1) - (back * v.double()).sum(1)
         size = torch.maximum(*(torch.linalg.vector_norm(each, dim=1) for each in (forth, back)))
-        return not bool((difference.abs() > ADJOINT * size).any())  # NaN says nothing
+        return not bool((difference.abs() > ADJOINT * size).any())  # NaN is ignored
 
     def _check_forward_mode(self) -> None:
         try:
@@ -118,10 +118,10 @@ class Jacobian:
 
 
 class Branch(Jacobian):
-    """J − I: of F, where the function is x + F(x)."""
+    """J − I: the Jacobian of F, if the function is x + F(x)."""
 
     def __init__(self, whole: Jacobian) -> None:
-        self.__dict__.update(whole.__dict__)  # along the same graphs
+        self.__dict__.update(whole.__dict__)  # shares the graphs
 
     def apply(self, v: Tensor) -> Tensor:
         return super().apply(v) - v
@@ -132,6 +132,6 @@ class Branch(Jacobian):
 
 @contextmanager
 def _differentiable(x: Tensor) -> Iterator[None]:
-    """Fused attention has no second derivative, and some kernels are wrong for one image."""
+    """Without fused attention, which has no second derivative, and without kernels that are wrong for one image."""
     with sdpa_kernel(SDPBackend.MATH), single_image_gradients(x):
         yield

@@ -1,4 +1,4 @@
-"""Weights of one model for another of its family: a new head, a new stem, another image size."""
+"""Transfer of weights to another model of the family, with another head, stem or image size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bastion.models.positions import refitted
 
 @dataclass
 class Transfer:
-    """What became of every tensor, by the name it has in the network."""
+    """Names of the tensors that were loaded, interpolated, left as initialised, or not used."""
 
     loaded: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)
-    new: list[str] = field(default_factory=list)  # as random as before
-    unused: list[str] = field(default_factory=list)  # of the source
+    new: list[str] = field(default_factory=list)  # kept their random initial values
+    unused: list[str] = field(default_factory=list)  # tensors of the source
 
     def as_dict(self) -> dict[str, list[str]]:
         return asdict(self)
@@ -34,10 +34,10 @@ class Transfer:
 
 
 def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> Transfer:
-    """Give the model the source's weights, all but the parts of the network that `new` names.
+    """Copy the source's weights to the model, except for the parts of the network named in `new`.
 
-    The head stays as it is if the number of classes differs; what belongs to positions is resized. Any other tensor
-    that one has and the other has not is an error.
+    The head is not copied if the number of classes differs; position embeddings and tables are interpolated. Any other
+    tensor that only one of the models has, or that differs in shape, is an error.
     """
     fresh = tuple(new)
     own, theirs = model.network.state_dict(), source.network.state_dict()
@@ -74,7 +74,7 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
 
 
 def resized(model: Classifier, size: int) -> Classifier:
-    """The same weights for images of another size; position embeddings and tables are interpolated."""
+    """The model with the same weights for another image size; position embeddings and tables are interpolated."""
     if model.spec is None:
         raise BastionError("resized: this model was not built from a spec, so it cannot be built at another size")
     mean, std = (tuple(each.flatten().tolist()) for each in (model.mean, model.std))

@@ -1,4 +1,4 @@
-"""BoTNet (Srinivas et al. 2021) for small images: a ResNet whose last stage attends where it would convolve."""
+"""BoTNet (Srinivas et al. 2021) for small images: a ResNet with self-attention in the last stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bastion.models.resnet import small_images
 
 
 class MHSA(nn.Module):
-    """All-to-all attention on a map. Keys know where they are: q·(k + r), r of row plus column; no 1/√d."""
+    """Self-attention on a feature map, logits q·(k + r) with r the sum of a row and a column embedding; no 1/√d."""
 
     def __init__(self, width: int, side: int, heads: int = 4) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class BoTNet(ResNet):  # type: ignore[misc]  # timm is untyped
             raise ValueError(f"img_size: three stages halve the map, so it must be a multiple of 8, got {img_size}")
         super().__init__(Bottleneck, depths, num_classes, in_chans, channels=channels, drop_rate=drop_rate)
         small_images(self)
-        side = img_size // 4  # of the map that reaches the last stage
+        side = img_size // 4  # of the feature map that enters the last stage
         for block in self.modules():
             if isinstance(block, Bottleneck) and block.downsample is not None:
                 plain = block.downsample[0]

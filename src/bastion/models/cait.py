@@ -1,4 +1,4 @@
-"""CaiT (Touvron et al. 2021, Going deeper with image transformers): talking heads and class attention, timm's class."""
+"""CaiT (Touvron et al. 2021, Going deeper with image transformers), built from timm's class."""
 
 from __future__ import annotations
 
@@ -25,26 +25,14 @@ from bastion.models.stems import check_patches
     category="Transformer",
     blocks=(Blocks("blocks.*", "tokens"), Blocks("blocks_token_only.*", "class")),
 )
-def cait(
-    width: int,
-    heads: int,
-    depth: int,
-    *,
-    num_classes: int = 1000,
-    in_chans: int = 3,
-    img_size: int = 224,
-    patch_size: int = 16,
-    drop_path_rate: float = 0.0,
-) -> Any:
+def cait(width: int, heads: int, depth: int, *, img_size: int = 224, patch_size: int = 16, **timm: Any) -> Any:
     check_patches(img_size, patch_size)
     return Cait(
         img_size=img_size,
         patch_size=patch_size,
-        in_chans=in_chans,
-        num_classes=num_classes,
         embed_dim=width,
         depth=depth,
         num_heads=heads,
         init_values=0.1,  # of LayerScale, up to depth 18 (Sec. 2.3.3 of Debenedetti 2022); his code has 1.0
-        drop_path_rate=drop_path_rate,
+        **timm,
     )

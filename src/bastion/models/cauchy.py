@@ -1,7 +1,4 @@
-"""ViT and CoViT of Wang and Ruan 2022 (robustness of ViTs as a Cauchy problem): attention, or convolutions instead.
-
-All but the mixer of tokens is the same in both, so they tell what self-attention adds.
-"""
+"""ViT and CoViT of Wang and Ruan 2022: the same network with self-attention, or with convolutions in its place."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from bastion.models.stems import check_patches
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; one projection makes queries and keys, of which every second number is a key's."""
+    """Multi-head self-attention; one projection gives queries and keys interleaved, as in the authors' code."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -36,7 +33,7 @@ class Attention(nn.Module):
 
 
 class TokenConvolutions(nn.Module):
-    """Groups of channels, each with its own convolution along the tokens: the class token, then row by row."""
+    """1-D convolutions along the sequence of tokens, with a kernel size for each group of channels."""
 
     def __init__(self, width: int, kernels: tuple[int, ...]) -> None:
         super().__init__()
@@ -52,7 +49,7 @@ class TokenConvolutions(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """A mixer of tokens and an MLP, each on normalised tokens around a skip."""
+    """A pre-norm block: attention or convolutions, then an MLP."""
 
     def __init__(self, width: int, mixer: nn.Module) -> None:
         super().__init__()
@@ -147,10 +144,7 @@ cauchy = partial(
     category="CNN",
 )
 class CauchyTransformer(nn.Module):
-    """Blocks on a class token and patches; the mean of them all is normalised and classified.
-
-    `kernels` make it a CoViT, whatever the number of heads.
-    """
+    """A ViT, or a CoViT if `kernels` are given; the head gets the normalised mean of all tokens."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Compact Convolutional Transformers (Hassani et al. 2021): convolutions make the tokens, attention pools them."""
+"""Compact Convolutional Transformers (Hassani et al. 2021): a convolutional tokenizer, and attention pooling."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bastion.models.classifier import Blocks
 from bastion.models.family import Size, family
 from bastion.models.initial import truncated_linear
 
-# As in the paper's names, CCT-7/3x1 being 7 blocks on one 3×3 convolution.
+# As in the paper's names: CCT-7/3x1 has 7 blocks and one 3×3 convolution.
 Tokenizing = Literal["3x1", "3x2", "7x1", "7x2"]
 
 
 class Tokenizer(nn.Module):
-    """Convolutions without bias, each with ReLU and max-pooling, in the place of a patch embedding."""
+    """Convolutions without bias, each with ReLU and max-pooling, instead of a patch embedding."""
 
     def __init__(self, kind: Tokenizing, img_size: int, in_chans: int, embed_dim: int) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class Tokenizer(nn.Module):
         self.grid_size = (img_size // patch, img_size // patch)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         layers: list[nn.Module] = []
-        for before, after in pairwise((in_chans, *[64] * (count - 1), embed_dim)):
-            layers += [nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False), nn.ReLU()]
+        for in_chs, out_chs in pairwise((in_chans, *[64] * (count - 1), embed_dim)):
+            layers += [nn.Conv2d(in_chs, out_chs, kernel, stride, kernel // 2, bias=False), nn.ReLU()]
             layers += [nn.MaxPool2d(3, 2, padding=1)]
         self.layers = nn.Sequential(*layers)
 
@@ -41,7 +41,7 @@ class Tokenizer(nn.Module):
 
 
 class CCTBlock(nn.Module):
-    """Pre-norm attention, then an MLP whose norm sits on the trunk, not in the branch."""
+    """Pre-norm attention, then an MLP; the second norm is before the skip connection branches off."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, attn_drop: float, drop_path: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class CCTBlock(nn.Module):
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class CCT(nn.Module):
-    """Images above 64 pixels get the tokenizer 7x2 (196 tokens at 224) unless it is named: 3x1 would make 12544."""
+    """By default the tokenizer is 3x1, and 7x2 above 64 pixels: 196 tokens at 224, where 3x1 would give 12,544."""
 
     def __init__(
         self,

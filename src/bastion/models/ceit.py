@@ -1,4 +1,4 @@
-"""CeiT (Yuan et al. 2021): tokens from a convolutional stem, and a convolution inside every feed-forward."""
+"""CeiT (Yuan et al. 2021): a convolutional stem, and a depthwise convolution in every feed-forward layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bastion.models.stems import as_image, as_tokens
 
 
 class ImageToTokens(nn.Module):
-    """A stem of stride 4, then patches of its map."""
+    """A stem of stride 4, then a patch embedding of its feature map."""
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ImageToTokens(nn.Module):
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, 32, 7, 2, padding=4), nn.BatchNorm2d(32), nn.MaxPool2d(3, 2)
-        )  # the padding of 4 makes up for the pooling's none: 32 -> 17 -> 8
+        )  # the padding of 4 makes up for the pooling without padding: 32 -> 17 -> 8
         self.proj = nn.Conv2d(32, embed_dim, patch_size, patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class ImageToTokens(nn.Module):
 
 
 class LeFF(nn.Module):
-    """Locally enhanced feed-forward: patch tokens as an image, widened, convolved by channel, narrowed."""
+    """Locally enhanced feed-forward: 1×1, depthwise 3×3 and 1×1 convolutions on the grid of patch tokens."""
 
     def __init__(self, dim: int, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class LeFF(nn.Module):
 
 
 class CeiTBlock(nn.Module):
-    """Attention over all tokens, then LeFF over the patches; the class token bypasses it."""
+    """Attention over all tokens, then LeFF over the patch tokens only."""
 
     def __init__(self, dim: int, num_heads: int, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CeiTBlock(nn.Module):
 
 
 class LayerwiseClassAttention(nn.Module):
-    """The last block's class token attends to those of all blocks, (B, L, d) -> (B, d)."""
+    """The last block's class token attends to the class tokens of all blocks, (B, L, d) to (B, d)."""
 
     def __init__(self, dim: int, num_heads: int = 4) -> None:
         super().__init__()
@@ -107,10 +107,10 @@ class LayerwiseClassAttention(nn.Module):
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class CeiT(nn.Module):
-    """`patch_size` is in pixels of the stem's map: with 4, 4 tokens at 32, 196 at 224.
+    """`patch_size` is in pixels of the stem's feature map: 4 gives 4 tokens at 32 pixels, 196 at 224.
 
-    `class_attention` adds the paper's attention over the class tokens of all layers, which the count for CIFAR-10 is
-    without.
+    `class_attention` adds the paper's attention over the class tokens of all layers; the parameter count that
+    Tang et al. give for CIFAR-10 is without it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Building classifiers, and keeping them: safetensors for the weights, a JSON card that rebuilds the model."""
+"""Building, saving and loading classifiers: weights in safetensors, and a JSON card that the model is rebuilt from."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
 
 CARD = "card.json"
-# Of the largest logit. Rounding on other machines makes 1e-6, TF32 1e-3; another number of heads or resize, 1e-1.
+# Largest change of a logit, relative to the largest logit. Other machines change 1e-6, TF32 1e-3; another number of
+# heads or another resize 1e-1.
 TOLERANCE = 1e-2
-# Above what any classifier of images asks for, and far below what fills a machine's memory.
+# Limits of what a card may ask for: more than any image classifier needs, and far less than fills the memory.
 LARGEST_NUMBER = 2**16  # a width, a depth, a number of classes
 LARGEST_IMAGE = 2**24  # channels · height · width
-LARGEST_BUFFERS = 2**27  # numbers in masks and tables, which the weights need not hold
+LARGEST_BUFFERS = 2**27  # numbers in masks and tables, which are not stored with the weights
 
 
 class Card(BaseModel):
-    """Everything besides the weights that a model is made of."""
+    """What is needed to rebuild a model besides its weights."""
 
     format: Literal[1, 2] = 2  # 1: without logits and checksum
     model: dict[str, Any]  # what the registry builds the backbone from
@@ -45,8 +46,8 @@ class Card(BaseModel):
     resize: Resize | None = None
     parameters: int
     weights: str = Field(pattern="^[0-9a-f]{64}$")  # `digest` of the model; names the file
-    logits: tuple[tuple[float, ...], ...] = ()  # of two fixed images, so that another use of the weights is noticed
-    # `digest` of the networks that its training objective trained beside it; names their file
+    logits: tuple[tuple[float, ...], ...] = ()  # of two fixed images, compared when the model is loaded
+    # `digest` of the networks that the objective trained beside the model; names their file
     networks: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     about: dict[str, Any] = {}
 
@@ -69,7 +70,7 @@ def build(
 
 
 def build_backbone(spec: Mapping[str, Any], path: str = "") -> Backbone:
-    """What the registry builds; options that go wrong somewhere inside of a network are an error of the spec's too."""
+    """Build by the registry; errors raised inside a network because of its options become errors of the spec."""
     try:
         return models.build(spec, path)
     except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
@@ -84,9 +85,9 @@ def save(
     about: Mapping[str, Any] | None = None,
     networks: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write weights and card. `about` is free: where the model comes from, what it reached.
+    """Write weights and card. `about` may hold anything, such as the model's origin and accuracy.
 
-    `networks` are tensors of what the training objective trained beside the model; they are stored with it.
+    `networks` are the tensors of networks that the training objective trained beside the model.
     """
     if model.spec is None:
         raise BastionError(f"{folder}: this model was not built from a spec, so no card could rebuild it")
@@ -109,14 +110,14 @@ def save(
     for path, tensors in files.items():
         plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         storage.write_bytes(path, encode(plain))
-    # The card names its weights, so writing it is the one moment at which the new model takes the old one's place.
+    # The card names the file of its weights, so writing the card replaces the old model by the new one atomically.
     storage.write_json(folder / CARD, card.model_dump(mode="json", exclude={"format"}))
     for other in set(folder.glob("*.safetensors")) - files.keys():
         other.unlink(missing_ok=True)
 
 
 def convert(folder: Path | str) -> None:
-    """Give a card of format 1 the logits and the checksum that a newer one has."""
+    """Convert a card of format 1 to format 2, which has logits and a checksum."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save(load(Path(folder)), Path(folder), read_card(Path(folder)).about)
@@ -139,7 +140,7 @@ def read_card(folder: Path) -> Card:
 
 
 def load(folder: Path) -> Classifier:
-    """The classifier of a folder with weights and card, in eval mode. No code of the folder's is run."""
+    """The classifier of a folder with weights and card, in eval mode. No code from the folder is executed."""
     folder = Path(folder)
     card = read_card(folder)
     path = weights_file(folder, card.weights)
@@ -155,25 +156,25 @@ def load(folder: Path) -> Classifier:
 
 
 def load_networks(folder: Path) -> dict[str, Tensor]:
-    """Tensors of the networks that the training objective trained beside the model of a folder; {}: it had none."""
+    """Tensors of the networks that the training objective trained beside the model of a folder; {} if it had none."""
     named = read_card(folder).networks
     if named is None:
         return {}
     path = weights_file(folder, named)
-    tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}  # no bytes of the file
+    tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}  # not memory-mapped
     if digest_tensors(tensors) != named:
         raise BastionError(f"{path}: damaged, or not the networks that the card tells of; get both again")
     return tensors
 
 
 def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
-    """Refuse a card that asks for another network than its weights are of, before any of it takes time or memory."""
+    """Refuse a card whose network does not match its weights, before building it takes time or memory."""
     where = path.with_name(CARD)
     largest = max(_numbers(card.model), default=0)
     if largest > LARGEST_NUMBER:
         raise BastionError(f"{where}: model: asks for {largest:.6g}; no option may be above {LARGEST_NUMBER}")
     stored = _shapes(path)
-    with torch.device("meta"), _at_most(2 * len(stored) + 100):  # some are made only to be replaced
+    with torch.device("meta"), _at_most(2 * len(stored) + 100):  # some layers are built and then replaced
         model = make()
     for shape in (card.shape, (card.shape[0], *model.size)):
         if min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
@@ -196,7 +197,7 @@ def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
 
 
 def _numbers(options: Any) -> Iterator[float]:
-    """All numbers in the options of a model, however deep they lie."""
+    """The absolute values of all numbers in the options of a model, however deeply nested."""
     if isinstance(options, Mapping):
         options = list(options.values())
     if isinstance(options, list | tuple):
@@ -208,7 +209,7 @@ def _numbers(options: Any) -> Iterator[float]:
 
 @contextmanager
 def _at_most(count: int) -> Iterator[None]:
-    """Stop building a network at the first parameter beyond this many."""
+    """Inside, building a network of more than `count` parameter tensors is an error."""
     seen = 0
 
     def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
@@ -225,7 +226,7 @@ def _at_most(count: int) -> Iterator[None]:
 
 
 def _check_use(model: Classifier, card: Card, folder: Path) -> None:
-    """The weights fit; are they used as when the model was saved?"""
+    """Check that the loaded model computes what it computed when it was saved."""
     where = folder / CARD
     if (tuple(model.mean.flatten().tolist()), tuple(model.std.flatten().tolist())) != (card.mean, card.std):
         raise BastionError(f"{where}: mean and std are not those that are stored with the weights; restore it")
@@ -247,7 +248,7 @@ def _check_use(model: Classifier, card: Card, folder: Path) -> None:
 
 
 def _fixed_logits(model: Classifier, where: Path) -> Tensor:
-    """(2, classes), of images that depend on their shape alone."""
+    """(2, classes): logits of two random images that depend only on their shape."""
     x = rng.uniform(0, torch.arange(2), "card", model.shape).to(model.mean)
     try:
         with torch.no_grad(), in_mode(model, training=False):
@@ -264,7 +265,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of all tensors, from the header alone."""
+    """Shapes of all tensors, read from the file's header only."""
     with _safetensors(path), safe_open(path, framework="pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (no mapping)
 
@@ -279,7 +280,7 @@ def _safetensors(path: Path) -> Iterator[None]:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all weights."""
+    """SHA-256 over the names, types, shapes and bytes of all weights."""
     return digest_tensors(model.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""ViT and CPVT for CIFAR-10 as in the comparison of twenty architectures: one trunk, two ways to know positions."""
+"""ViT and CPVT for CIFAR-10 as in Tang et al. 2022: the same blocks, with learned or conditional position encodings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Gain(nn.Module):
 
 
 class PEG(nn.Module):
-    """Positional encoding generator: a depthwise 3×3 convolution over the patch tokens' grid, added to them."""
+    """Positional encoding generator (PEG): a depthwise 3×3 convolution over the patch tokens, added to them."""
 
     def __init__(self, dim: int, grid: tuple[int, int], prefix: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class PEG(nn.Module):
 
 
 class ConditionalViT(VisionTransformer):  # type: ignore[misc]
-    """A ViT without position embeddings; a PEG after the first block gives it positions."""
+    """A ViT with a PEG after the first block instead of position embeddings."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(pos_embed="none", **settings)
@@ -80,7 +80,7 @@ def _trunk(
         **settings,
     )
     for block in network.blocks:
-        block.attn.q_norm = Gain(num_heads**-0.5)  # the logits' scale is d^-0.5 of the whole width, not of a head's
+        block.attn.q_norm = Gain(num_heads**-0.5)  # attention logits are scaled by embed_dim^-0.5, not by head_dim^-0.5
     for tokens in (network.cls_token, network.pos_embed):
         if tokens is not None:
             nn.init.normal_(tokens)
@@ -133,7 +133,7 @@ def cpvt(
     global_pool: Pool = "token",
     drop_rate: float = 0.0,
 ) -> Any:
-    """`global_pool: avg` has no class token and averages the tokens instead."""
+    """`global_pool: avg` averages the tokens, without a class token."""
     return _trunk(
         ConditionalViT,
         img_size=img_size,

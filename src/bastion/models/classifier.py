@@ -1,4 +1,4 @@
-"""`Classifier`: pixels in [0, 1] in, logits out. It owns normalisation, and shows blocks and attention on demand."""
+"""`Classifier`: takes pixels in [0, 1], normalises them, returns logits; can record block outputs and attention."""
 
 from __future__ import annotations
 
@@ -19,45 +19,42 @@ from bastion.forward import in_mode
 from bastion.types import Attention, Block, Taps
 
 Resize = Literal["bilinear", "bicubic"]
-# As Tang et al. 2022 group architectures. What they do not name goes by its blocks, whatever the stem: convolutions, no
-# convolutions but for strided ones that make patches, or both.
+# As Tang et al. 2022 group architectures. Those they do not name are grouped by their blocks, whatever the stem: with
+# convolutions, without (except strided ones that make patches), or with both.
 Category = Literal["CNN", "Transformer", "hybrid"]
 Renames = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Modules of a network that are residual blocks: `stages.*.blocks.*`, each * a number."""
+    """Which modules of a network are residual blocks, by name: `stages.*.blocks.*`, each * a number."""
 
     names: str
-    attention: Attention | None = None  # what their maps are between
-    having: str = ""  # only those that have this submodule
+    attention: Attention | None = None  # what their attention is between; None: they have none
+    having: str = ""  # only modules with a submodule of this name
 
     def include(self, name: str, module: nn.Module) -> bool:
         pattern = re.escape(self.names).replace(r"\*", r"\d+")
-        return bool(re.fullmatch(pattern, name)) and (not self.having or self.having in _names(module))
-
-
-def _names(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_modules()}
+        matches = re.fullmatch(pattern, name) is not None
+        return matches and (not self.having or self.having in dict(module.named_modules()))
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """What a model family makes: a network on normalised pixels, and the facts about it."""
+    """What a model family builds: a network that takes normalised pixels, and its description."""
 
     network: nn.Module
     num_classes: int
-    shape: tuple[int, int, int]  # (C, H, W) that it is made for
-    paper: str = ""  # that the architecture is from
-    category: Category | None = None  # None: not declared
-    blocks: tuple[Blocks, ...] = ()  # of several that include a module, the first counts
-    # From the names of tensors in the authors' release to ours: a pattern of the whole name, and what `re.sub` puts.
+    shape: tuple[int, int, int]  # (C, H, W) of its input
+    paper: str = ""  # the source of the architecture
+    category: Category | None = None
+    blocks: tuple[Blocks, ...] = ()  # a module that several of them include belongs to the first
+    # Tensor names in the authors' release to names here: a pattern for the whole name, and its replacement by `re.sub`.
     renames: Renames = ()
 
 
 class Classifier(nn.Module):
-    """A backbone with its normalisation. Every attack, probe and objective sees models only like this."""
+    """A backbone with its normalisation: the form in which attacks, probes and objectives get a model."""
 
     mean: Tensor
     std: Tensor
@@ -72,9 +69,9 @@ class Classifier(nn.Module):
         shape: tuple[int, int, int] | None = None,
         resize: Resize | None = None,
     ) -> None:
-        """Takes images of `shape`, by default the backbone's own; `resize` brings others to the backbone's.
+        """Takes images of `shape`, by default the backbone's input shape; `resize` interpolates them to that shape.
 
-        `spec` is what the model registry rebuilds the backbone from; without it the model cannot be saved.
+        `spec` is what the model registry rebuilds the backbone from; a model without it cannot be saved.
         """
         super().__init__()
         channels = backbone.shape[0]
@@ -109,12 +106,12 @@ class Classifier(nn.Module):
         return logits if logits.dtype == torch.float64 else logits.float()  # also under autocast
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that the backbone wants undecayed, such as position embeddings."""
+        """Names of parameters that the backbone excludes from weight decay, such as position embeddings."""
         named: Callable[[], set[str]] = getattr(self.network, "no_weight_decay", set)
         return {f"network.{name}" for name in named()}
 
     def blocks(self) -> list[Block]:
-        """The residual blocks in order, as the family declares them."""
+        """The residual blocks that the family declares, in the order of the network's modules."""
         found = []
         for name, module in self.network.named_modules():
             declared = next((each for each in self._blocks if each.include(name, module)), None)
@@ -128,7 +125,7 @@ class Classifier(nn.Module):
         return found
 
     def check_input(self, shape: tuple[int, int, int], where: str) -> None:
-        """Run the network once on an image of this shape; some families take any size, some only their own."""
+        """Raise an error if the network does not run on images of this shape: not all families take every size."""
         if shape[0] != self.shape[0]:
             raise BastionError(f"{where}: the model takes {self.shape[0]} channels, the data have {shape[0]}")
         try:
@@ -143,10 +140,9 @@ class Classifier(nn.Module):
 
     @contextmanager
     def tap(self, *what: str) -> Iterator[Taps]:
-        """Capture while the context is open: `"blocks"` (outputs), `"attention"` (maps), or both.
+        """Record the outputs of `"blocks"`, the maps of `"attention"`, or both, in forward passes inside the context.
 
-        Captured tensors are part of the graph, so a loss may use them. Nothing is captured, and nothing
-        costs anything, outside.
+        The tensors are part of the graph, so a loss may use them.
         """
         known = {"blocks", "attention"}
         for name in what:
@@ -156,14 +152,14 @@ class Classifier(nn.Module):
         with ExitStack() as stack:
             if "blocks" in what:
                 for block in self.blocks():
-                    stack.enter_context(_hooked(block, taps.blocks))
+                    stack.enter_context(_record_output(block, taps.blocks))
             if "attention" in what:
-                stack.enter_context(_attention(self.blocks(), taps.attention))
+                stack.enter_context(_record_attention(self.blocks(), taps.attention))
             yield taps
 
 
 @contextmanager
-def _hooked(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
+def _record_output(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         store[block.name] = output[0] if isinstance(output, tuple) else output
 
@@ -175,41 +171,40 @@ def _hooked(block: Block, store: dict[str, Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def _attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
-    """Watch every attention map that is made inside a block, fused ones too, whatever the family calls its modules."""
+def _record_attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator[None]:
     attending = [block for block in blocks if block.attention]
     if not attending:
         raise BastionError("tap: this model has no attention maps; none of its blocks attends")
-    watch = _Watch(store)
+    recorder = _AttentionRecorder(store)
     with ExitStack() as stack:
         for block in attending:
-            enter = block.module.register_forward_pre_hook(lambda _, x, name=block.name: watch.enter(name, len(x[0])))
-            leave = block.module.register_forward_hook(lambda *_: watch.leave())
+            enter = block.module.register_forward_pre_hook(lambda _, x, name=block.name: recorder.enter(name, x[0]))
+            leave = block.module.register_forward_hook(lambda *_: recorder.leave())
             stack.callback(enter.remove)
             stack.callback(leave.remove)
-        stack.enter_context(watch)
+        stack.enter_context(recorder)
         yield
 
 
-class _Watch(AttentionMode):
-    """Stores the attention map of the block being run."""
+class _AttentionRecorder(AttentionMode):
+    """Stores the attention map of the block that is running; if it computes several, the last."""
 
     def __init__(self, store: dict[str, Tensor]) -> None:
         super().__init__()
         self.store = store
         self.block: str | None = None
 
-    def enter(self, block: str, batch: int) -> None:
-        self.block, self.batch = block, batch
+    def enter(self, block: str, x: Tensor) -> None:
+        self.block, self.batch = block, len(x)
 
     def leave(self) -> None:
         self.block = None
 
     @property
-    def watching(self) -> bool:
+    def active(self) -> bool:
         return self.block is not None
 
-    def made(self, attention: Tensor) -> Tensor:
+    def on_map(self, attention: Tensor) -> Tensor:
         if self.block is not None:
             self.store[self.block] = attention
         return attention

@@ -1,45 +1,35 @@
-"""A model of many classes on a data set with some of them: ImageNet's 1,000 on the 200 of ImageNet-A."""
+"""Models measured on a subset of their classes: one of ImageNet's 1,000 classes on the 200 of ImageNet-A."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bastion import rng
 from bastion.errors import BastionError
-from bastion.forward import Wrapped, in_mode
+from bastion.forward import Delegate, Wrapped, device_of, in_mode
 from bastion.models.classifier import Classifier
 from bastion.types import DataSet
 
 
-class ChosenClasses(nn.Module):
-    """A model's logits of some of its classes. To whoever runs it, attacks too, the others do not exist."""
+class ChosenClasses(Delegate):
+    """A model with the logits of only some of its classes, for attacks too."""
+
+    inner = "whole"
+    whole: nn.Module
 
     def __init__(self, whole: nn.Module, columns: tuple[int, ...]) -> None:
-        super().__init__()
-        self.whole, self.columns, self.num_classes = whole, columns, len(columns)
-        device = next((tensor.device for tensor in whole.state_dict().values()), None)
-        self.register_buffer("_chosen", torch.tensor(columns, device=device), persistent=False)
-        self.training = whole.training  # its own flag only: parts of the model may be in another mode
+        super().__init__(whole)
+        self.columns, self.num_classes = columns, len(columns)
+        self.register_buffer("_chosen", torch.tensor(columns, device=device_of(whole)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         chosen: Tensor = self.whole(x)[:, self._chosen]
         return chosen
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the model has, such as `tap`; but not what says how it is copied."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__"):
-                raise
-            return getattr(super().__getattr__("whole"), name)
-
 
 def with_columns(model: nn.Module, data: DataSet) -> nn.Module:
-    """The model with the data set's classes alone, in its order, where it has more of them or another order."""
+    """The model restricted to the classes of the data set, in their order, if its own classes differ."""
     if data.columns is None:
         return model
     count = num_outputs(model, rng.uniform(0, torch.arange(1), "columns", data.shape))
@@ -49,9 +39,10 @@ def with_columns(model: nn.Module, data: DataSet) -> nn.Module:
 
 
 def take_columns(model: nn.Module, count: int, columns: tuple[int, ...], what: str) -> nn.Module:
-    """These of the model's `count` outputs.
+    """The model with these of its `count` outputs.
 
-    A model of just as many outputs whose numbers are not the columns' was made for these classes, and stays as it is.
+    If there are as many columns as outputs, but with other numbers, the model was trained on these very classes and is
+    returned unchanged.
     """
     if len(columns) == count and set(columns) != set(range(count)):
         return model
@@ -64,18 +55,17 @@ def take_columns(model: nn.Module, count: int, columns: tuple[int, ...], what: s
 
 
 def columns_of(model: nn.Module) -> tuple[int, ...] | None:
-    """Which of its outputs a model is measured on, if not on all."""
+    """The outputs that a model was restricted to by `take_columns`; None: all."""
     given = model.given if isinstance(model, Wrapped) else model
     return given.columns if isinstance(given, ChosenClasses) else None
 
 
 def num_outputs(model: nn.Module, image: Tensor) -> int | None:
-    """For (1, C, H, W). None: the model does not take such images, or gives no logits."""
+    """The number of logits for an image (1, C, H, W); None if the model does not run on it or returns no logits."""
     if isinstance(model, Classifier):
         return model.num_classes
-    device = next((tensor.device for tensor in model.state_dict().values()), None)
     try:
         with torch.no_grad(), in_mode(model, training=False), rng.preserved():
-            return int(model(image.to(device)).shape[1])
-    except Exception:  # whatever a stranger's model does: `measure` tells it in full
+            return int(model(image.to(device_of(model))).shape[1])
+    except Exception:  # a user's model may raise anything; `measure` reports it in full
         return None

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, and multiply-accumulates of one forward pass on one image."""
+"""The cost of a model: parameters, and multiply-accumulates of a forward pass on one image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bastion.forward import in_mode
+from bastion.forward import device_of, in_mode
 from bastion.models.classifier import Classifier
 
 
@@ -16,15 +16,14 @@ def parameters(model: nn.Module) -> int:
 
 
 def macs(model: Classifier | nn.Module, shape: tuple[int, int, int] | None = None) -> int:
-    """Multiply-accumulates, which the papers call FLOPs: half of torch's count of operations.
+    """Multiply-accumulates, which papers call FLOPs: half of torch's count of floating-point operations.
 
-    `shape`: of the image, by default the one that the classifier is made for.
+    `shape` of the image: by default the classifier's input shape.
     """
     counter = FlopCounterMode(display=False)
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}  # it stumbles over some parameters
-    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
-    image = torch.zeros(1, *(shape or model.shape), device=device)  # type: ignore[misc]
-    # Plain products: the counter does not know the fused attention of every device.
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}  # it fails on some parameters
+    image = torch.zeros(1, *(shape or model.shape), device=device_of(model))  # type: ignore[misc]
+    # Unfused attention: the counter does not know the fused kernels of every device.
     with torch.no_grad(), in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), counter:
         torch.func.functional_call(model, state, image)
     return int(counter.get_total_flops()) // 2

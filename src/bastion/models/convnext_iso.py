@@ -1,4 +1,4 @@
-"""Isotropic ConvNeXts (Sec. 3.3 of Liu et al. 2022, A ConvNet for the 2020s): blocks on one grid, as in a ViT."""
+"""Isotropic ConvNeXts (Sec. 3.3 of Liu et al. 2022, A ConvNet for the 2020s): all blocks on one grid, as in a ViT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bastion.models.initial import truncated
 from bastion.models.stems import check_patches
 
 BLOCKS = (Blocks("blocks.*"),)
-# The authors' names of what timm's block has.
+# Names of the authors' code to names of timm's block.
 RENAMES = ((r"(.*)\.dwconv\.(.*)", r"\1.conv_dw.\2"), (r"(.*)\.pwconv([12])\.(.*)", r"\1.mlp.fc\2.\3"))
 
 
@@ -28,13 +28,13 @@ RENAMES = ((r"(.*)\.dwconv\.(.*)", r"\1.conv_dw.\2"), (r"(.*)\.pwconv([12])\.(.*
     renames=RENAMES,
 )
 class IsotropicConvNeXt(nn.Module):
-    """One convolution makes patches, all blocks keep the grid, the mean over it is classified."""
+    """A patch embedding, ConvNeXt blocks on its grid, mean pooling and a linear head."""
 
     def __init__(
         self,
         width: int,
         depth: int,
-        layer_scale: float | None = None,  # what it starts with; none: the blocks have no such gain
+        layer_scale: float | None = None,  # initial value; None: blocks without LayerScale
         *,
         num_classes: int = 1000,
         in_chans: int = 3,

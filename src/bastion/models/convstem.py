@@ -1,4 +1,4 @@
-"""ViTs and ConvNeXts with the convolutional stems of Singh et al. 2023, every design of their Tables 7, 8 and 9."""
+"""ViTs and ConvNeXts with the convolutional stems of Singh et al. 2023: all designs of their Tables 7, 8 and 9."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bastion.models.family import SMALL, Size, family
 from bastion.models.stems import Layer, Stem, check_patches, total_stride
 
 Layers = tuple[Layer, ...]
-# The paper's convolutions for the model, one convolution over patches, or others as [channels, kernel, stride].
+# The paper's stem for the model, a plain patch embedding, or any convolutions as [channels, kernel, stride].
 Design = Literal["conv", "patch"] | Layers
 
 SIXTEEN: Layers = ((48, 3, 2), (96, 3, 2), (192, 3, 2), (384, 3, 2))  # makes patches of 16
@@ -23,7 +23,7 @@ singh = partial(family, paper="Singh et al. 2023, Revisiting adversarial trainin
 
 
 def _layers(stem: Design, own: Layers, img_size: int) -> tuple[Layers, int]:
-    """The convolutions, and the size of the patches that they, or the one convolution in their place, make."""
+    """The stem's convolutions, and the patch size: their total stride. A plain patch embedding has the same size."""
     layers = own if isinstance(stem, str) else stem
     patch_size = total_stride(layers)
     check_patches(img_size, patch_size)
@@ -51,31 +51,27 @@ def vit(
     heads: int,
     depth: int = 12,
     own: Layers = SIXTEEN,
-    layer_scale: float | None = None,  # what it starts with; none: the blocks have no such gain
-    embed_class: bool = True,  # the class token has a position
+    layer_scale: float | None = None,  # initial value; None: blocks without LayerScale
+    embed_class: bool = True,  # the class token has a position embedding
     *,
-    num_classes: int = 1000,
-    in_chans: int = 3,
     img_size: int = 224,
     stem: Design = "conv",
-    drop_path_rate: float = 0.0,
+    **timm: Any,
 ) -> Any:
-    """Its stem ends in a 1×1 convolution to the width."""
+    """The stem ends in a 1×1 convolution to the width."""
     layers, patch_size = _layers(stem, own, img_size)
     network = VisionTransformer(
         img_size=img_size,
         patch_size=patch_size,
-        in_chans=in_chans,
-        num_classes=num_classes,
         embed_dim=width,
         depth=depth,
         num_heads=heads,
         init_values=layer_scale,
         no_embed_class=not embed_class,
-        drop_path_rate=drop_path_rate,
+        **timm,
     )
     if stem != "patch":
-        network.patch_embed.proj = Stem(layers, in_chans, width)
+        network.patch_embed.proj = Stem(layers, timm["in_chans"], width)
     return network
 
 
@@ -85,20 +81,12 @@ def vit(
     blocks=convnext_iso.BLOCKS,
     renames=convnext_iso.RENAMES,
 )
-def isotropic(
-    *,
-    num_classes: int = 1000,
-    in_chans: int = 3,
-    img_size: int = 224,
-    stem: Design = "conv",
-    drop_path_rate: float = 0.0,
-) -> nn.Module:
-    """A ConvNeXt on one grid, with the stem of a ViT."""
+def isotropic(*, img_size: int = 224, stem: Design = "conv", **timm: Any) -> nn.Module:
+    """An isotropic ConvNeXt with the stem of the ViTs."""
     layers, patch_size = _layers(stem, SIXTEEN, img_size)
-    options: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "drop_path_rate": drop_path_rate}
-    network = convnext_iso.IsotropicConvNeXt(384, 18, img_size=img_size, patch_size=patch_size, **options)
+    network = convnext_iso.IsotropicConvNeXt(384, 18, img_size=img_size, patch_size=patch_size, **timm)
     if stem != "patch":
-        network.stem = Stem(layers, in_chans, 384)
+        network.stem = Stem(layers, timm["in_chans"], 384)
     return network
 
 
@@ -138,26 +126,23 @@ def convnext(
     depths: tuple[int, int, int, int],
     own: Layers,
     *,
-    num_classes: int = 1000,
-    in_chans: int = 3,
     img_size: int = 224,
     stem: Design = "conv",
-    drop_path_rate: float = 0.0,
+    **timm: Any,
 ) -> Any:
-    """Four stages; the stem ends in the width of the first."""
+    """The last convolution of the stem must have the width of the first stage."""
     layers, patch_size = _layers(stem, own, img_size)
     if img_size < 8 * patch_size:
         raise ValueError(
             f"img_size: the stages halve the stem's map three times, so it needs {8 * patch_size} pixels or more, "
             f"got {img_size}"
         )
-    options = {"num_classes": num_classes, "in_chans": in_chans, "drop_path_rate": drop_path_rate}
-    network = ConvNeXt(dims=widths, depths=depths, **options)
-    if patch_size != 4:  # given to timm, it would change the stages too
-        network.stem[0] = nn.Conv2d(in_chans, widths[0], patch_size, patch_size)
+    network = ConvNeXt(dims=widths, depths=depths, **timm)
+    if patch_size != 4:  # timm's `patch_size` would change the strides of the stages too
+        network.stem[0] = nn.Conv2d(timm["in_chans"], widths[0], patch_size, patch_size)
     if stem == "patch":
         return network
     if layers[-1][0] != widths[0]:
         raise ValueError(f"stem: the last convolution needs {widths[0]} channels here, got {layers[-1][0]}")
-    network.stem = Stem(layers, in_chans)
+    network.stem = Stem(layers, timm["in_chans"])
     return network

@@ -17,7 +17,7 @@ from bastion.patches import Grid
 
 
 class CorruptionModel(nn.Module):
-    """A score for each patch of an image: a convolution over the patch, GELU, and a linear layer over all patches.
+    """Scores the patches of an image: a convolution over each patch, GELU, and a linear layer over all patches.
 
     For images of `shape` (C, H, W) with pixels in [0, 1]. 39,184 parameters at 224 pixels with patches of 16.
     """
@@ -40,13 +40,13 @@ class CorruptionModel(nn.Module):
         if x.shape[1:] != (self.score.in_channels, self.grid.height, self.grid.width):
             expected = f"(B, {self.score.in_channels}, {self.grid.height}, {self.grid.width})"
             raise BastionError(f"corruption model: expected images of {expected}, got {tuple(x.shape)}")
-        with torch.autocast(x.device.type, enabled=False):  # half precision would make many scores equal
-            normalised = 4 * x.to(self.score.weight.dtype) - 2  # without biases, the middle grey should be zero
+        with torch.autocast(x.device.type, enabled=False):  # in half precision many scores would be equal
+            normalised = 4 * x.to(self.score.weight.dtype) - 2  # as there are no biases, mid-grey is mapped to 0
             scores: Tensor = self.mix(F.gelu(self.score(normalised)).flatten(1))
         return scores
 
     def choose(self, x: Tensor, share: float) -> Tensor:
-        """(B, count) the numbers of the patches to occlude: ⌈share · patches⌉ of each image, exactly."""
+        """(B, count): the numbers of the patches to occlude, ⌈share · patches⌉ of each image."""
         with torch.no_grad():
             return self.grid.highest(self(x), self.grid.share(share))
 
@@ -54,8 +54,8 @@ class CorruptionModel(nn.Module):
 def keep_mask(scores: Tensor, grid: Grid, count: int, *, grad_scale: float = 1.0) -> Tensor:
     """(B, 1, H, W): 0 on the `count` patches of each image with the highest scores, 1 elsewhere.
 
-    Backward, the mask of a patch counts as its negative score (straight through, Hubara et al. 2016): the higher the
-    score, the less is kept. The gradient, times `grad_scale`, is clipped to [-1, 1] for each patch.
+    The gradient is a straight-through estimate (Hubara et al. 2016): a patch's mask is differentiated as if it were its
+    negative score. Times `grad_scale`, it is clipped to [-1, 1] for each patch.
     """
     keep: Tensor = _Binarise.apply(scores, grid, count, grad_scale)  # type: ignore[no-untyped-call]
     rows, columns = grid.shape
@@ -78,7 +78,7 @@ class _Binarise(torch.autograd.Function):
 def load_corruption_model(name: str | Path) -> CorruptionModel:
     """The corruption model that RSPC trained beside a model, as it was when that model was saved.
 
-    By a run, finished or not, or by the folder of its model.
+    `name` is a run, finished or not, or the folder of its model.
     """
     folder = locate(name)
     shape, tensors = checkpoint.read_card(folder).shape, checkpoint.load_networks(folder)
@@ -89,7 +89,7 @@ def load_corruption_model(name: str | Path) -> CorruptionModel:
         )
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
-        with torch.device("meta"):  # whatever the card says, only what is stored takes memory
+        with torch.device("meta"):  # so that a wrong card cannot make it allocate memory
             model = CorruptionModel(shape, found["score.weight"][-1])
         model.load_state_dict(tensors, assign=True)
     except (BastionError, KeyError, RuntimeError) as error:

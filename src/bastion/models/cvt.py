@@ -1,4 +1,4 @@
-"""CvT (Wu et al. 2021): three stages of attention on images, with convolutions for tokens, queries, keys and values."""
+"""CvT (Wu et al. 2021): three stages of attention, with convolutional token embeddings and projections to q, k, v."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bastion.models.stems import ChannelNorm
 
 
 class ConvAttention(nn.Module):
-    """Attention of every pixel to every second one in both directions; projections start with a depthwise 3×3."""
+    """Attention with a depthwise 3×3 convolution before each projection; keys and values are taken at stride 2."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -33,16 +33,16 @@ class ConvAttention(nn.Module):
         return projected
 
 
-def _projection(before: int, after: int, stride: int) -> nn.Sequential:
+def _projection(in_chs: int, out_chs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(before, before, 3, stride, padding=1, groups=before, bias=False),
-        nn.BatchNorm2d(before),
-        nn.Conv2d(before, after, 1, bias=False),
+        nn.Conv2d(in_chs, in_chs, 3, stride, padding=1, groups=in_chs, bias=False),
+        nn.BatchNorm2d(in_chs),
+        nn.Conv2d(in_chs, out_chs, 1, bias=False),
     )
 
 
 class CvTBlock(nn.Module):
-    """A pre-norm transformer block on an image, (B, d, H, W)."""
+    """A pre-norm transformer block on a feature map (B, d, H, W)."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class CvTBlock(nn.Module):
 class CvT(nn.Module):
     """`patch_size` is the stride of the first embedding.
 
-    By default it is 2 (maps of 16, 8, 4 at 32), and the paper's 4 for images above 64 pixels (56, 28, 14 at 224).
+    By default it is 2 (feature maps of 16, 8, 4 at 32 pixels), and the paper's 4 above 64 pixels (56, 28, 14 at 224).
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class CvT(nn.Module):
         if stride < 1 or img_size % (4 * stride):
             raise ValueError(f"img_size must be a multiple of 4 · patch_size, got {img_size} and {stride}")
         stages = []
-        before, strides = in_chans, (stride, 2, 2)
+        in_chs, strides = in_chans, (stride, 2, 2)
         for dim, depth, num_heads, step in zip(dims, depths, heads, strides, strict=True):
             kernel = max(3, 2 * step - 1)  # patches overlap: 7 for the paper's stride of 4, 3 for 2
-            embed = nn.Sequential(nn.Conv2d(before, dim, kernel, step, kernel // 2), ChannelNorm(dim))
+            embed = nn.Sequential(nn.Conv2d(in_chs, dim, kernel, step, kernel // 2), ChannelNorm(dim))
             blocks = nn.Sequential(*(CvTBlock(dim, num_heads) for _ in range(depth)))
             stages.append(nn.Sequential(OrderedDict(embed=embed, blocks=blocks)))
-            before = dim
+            in_chs = dim
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(dims[-1], num_classes)
 

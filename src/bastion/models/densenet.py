@@ -1,4 +1,4 @@
-"""DenseNet-BC (Huang et al. 2017) for small images: timm's, with a stem of stride 1."""
+"""DenseNet-BC (Huang et al. 2017) for small images: timm's class, with a stem of stride 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a family of networks enters the registry: what builds it, and a name for each of its sizes."""
+"""How a family of networks enters the registry: a function or class that builds it, and a name for each size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from bastion.models.classifier import Backbone, Blocks, Category, Renames
 
 F = TypeVar("F", bound=Callable[..., nn.Module])
 
-SMALL: Mapping[str, Any] = {"num_classes": 10, "img_size": 32}  # defaults of a small size in a family of large ones
+SMALL: Mapping[str, Any] = {"num_classes": 10, "img_size": 32}  # defaults for CIFAR-10 instead of ImageNet
+# Options with the same names in all of timm's classes. A builder that hands them on unchanged declares **timm for them.
+TIMM: Mapping[str, Any] = {"num_classes": 1000, "in_chans": 3, "drop_path_rate": 0.0}
 
 
 class Size:
-    """One network of a family: what the builder gets by position, and its defaults for what recipes may set."""
+    """One network of a family: the positional arguments of the builder, and defaults for options of a recipe."""
 
     def __init__(self, about: str, /, *architecture: Any, **defaults: Any) -> None:
         self.about, self.architecture, self.defaults = about, architecture, defaults
@@ -31,38 +33,51 @@ def family(
     blocks: tuple[Blocks, ...],
     category: Category | None = None,
     renames: Renames = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
     """Register every size of what a function or a class builds.
 
-    Keyword-only arguments are the options of a recipe; num_classes, in_chans and img_size are among them.
+    The builder's keyword-only arguments are the options of a recipe; num_classes, in_chans and img_size are among them.
+    `defaults` are those of all sizes.
     """
 
     def add(build: F) -> F:
         for name, size in sizes.items():
-            make = functools.partial(build, *size.architecture, **size.defaults)
-            facts = functools.partial(Backbone, paper=paper, category=category, blocks=blocks, renames=renames)
-            factory = functools.wraps(_typed(build))(_factory(make, facts))
-            factory.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
-            factory.__doc__ = size.about
-            models.register(name)(factory)
+            make = functools.partial(build, *size.architecture, **{**(defaults or {}), **size.defaults})
+            describe = functools.partial(Backbone, paper=paper, category=category, blocks=blocks, renames=renames)
+            models.register(name)(_factory(build, make, describe, size.about))
         return build
 
     return add
 
 
-def _factory(make: Callable[..., nn.Module], facts: Callable[..., Backbone]) -> Callable[..., Backbone]:
-    signature = inspect.signature(make)
+def _factory(
+    build: Callable[..., nn.Module], make: functools.partial[nn.Module], describe: Callable[..., Backbone], about: str
+) -> Callable[..., Backbone]:
+    """What the registry calls with the options of a recipe, with the signature that they are checked against."""
+    signature = _signature(make)
 
+    @functools.wraps(build.__init__ if inspect.isclass(build) else build)
     def factory(**options: Any) -> Backbone:
         bound = signature.bind(**options)
         bound.apply_defaults()
         given = bound.arguments
         shape = (given["in_chans"], given["img_size"], given["img_size"])
-        return facts(make(**options), given["num_classes"], shape)
+        return describe(make(**given), given["num_classes"], shape)
 
+    factory.__signature__ = signature  # type: ignore[attr-defined]
+    factory.__annotations__ = {**factory.__annotations__, **{name: type(default) for name, default in TIMM.items()}}
+    factory.__doc__ = about
     return factory
 
 
-def _typed(build: Callable[..., nn.Module]) -> Callable[..., Any]:
-    """What has the annotations of the arguments."""
-    return build.__init__ if inspect.isclass(build) else build
+def _signature(make: functools.partial[nn.Module]) -> inspect.Signature:
+    """The arguments still open, with the options of `TIMM` in the place of **timm."""
+    own = inspect.signature(make)
+    parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    if len(parameters) < len(own.parameters):
+        for name, default in TIMM.items():
+            if name not in own.parameters:
+                default = make.keywords.get(name, default)
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return own.replace(parameters=parameters)

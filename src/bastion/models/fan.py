@@ -1,7 +1,4 @@
-"""FAN: token attention, then a gate on channels that is computed from attention over tokens.
-
-Zhou et al. 2022, Understanding the Robustness in Vision Transformers.
-"""
+"""FAN (Zhou et al. 2022, Understanding the Robustness in Vision Transformers): attention to tokens and channels."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from bastion.models.initial import truncated, truncated_linear
 from bastion.models.stems import Grid, as_tokens, patch_grid
 from bastion.models.xcit import UNSTRIDED, make_finer
 
-_HYBRID_STRIDES = {16: 4, 8: 2}  # of the first convolution
+_HYBRID_STRIDES = {16: 4, 8: 2}  # by patch size: stride of the first convolution
 
 
 class PlainStem(nn.Module):
-    """XCiT's: four 3×3 convolutions of stride 2. Patches below 16 set the first strides to 1, with the same weights."""
+    """XCiT's stem of four 3×3 convolutions of stride 2; for patches below 16, the first ones have stride 1."""
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int) -> None:
         super().__init__()
@@ -40,7 +37,7 @@ class PlainStem(nn.Module):
 
 
 class HybridStem(nn.Module):
-    """The first two stages of a ConvNeXt, and a 2×2 convolution. Patches of 8 halve the stride of the first layer."""
+    """The first two stages of a ConvNeXt, and a 2×2 convolution; for patches of 8, the first layer has stride 2."""
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, depths: tuple[int, int]) -> None:
         super().__init__()
@@ -87,7 +84,7 @@ class TokenAttention(nn.Module):
 
 
 class ConvFFN(nn.Module):
-    """Two linear layers; between them, depthwise convolutions beside a skip."""
+    """Two linear layers with depthwise convolutions and a skip connection between them."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -96,7 +93,7 @@ class ConvFFN(nn.Module):
         self.gamma = nn.Parameter(torch.ones(hidden))
         self.fc2 = nn.Linear(hidden, dim)
         for convolution in (self.dwconv.conv1, self.dwconv.conv2):
-            nn.init.normal_(convolution.weight, std=(2 / 9) ** 0.5)  # variance 2 / fan-out, and that is 3×3
+            nn.init.normal_(convolution.weight, std=(2 / 9) ** 0.5)  # variance 2 / fan-out, which is 3 · 3
             nn.init.zeros_(convolution.bias)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -106,7 +103,11 @@ class ConvFFN(nn.Module):
 
 
 class ChannelGate(nn.Module):
-    """An FFN whose channels are weighed by how the tokens that they look at match those that their head looks at."""
+    """An FFN whose output channels are weighted by channel attention.
+
+    A channel's weight is the sigmoid of the inner product of two distributions over tokens: its query's, and the mean
+    of its head's keys.
+    """
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class ChannelGate(nn.Module):
         self.norm_v = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        # Softmaxes over tokens, on 3-D tensors: they are no attention maps.
+        # Softmax over tokens, dim 1: these are not attention maps over keys.
         split = (*x.shape[:2], self.num_heads, -1)
         q = torch.softmax(self.q(x), dim=1).reshape(split)  # (B, N, heads, d / heads)
         k = torch.softmax(x, dim=1).reshape(split).mean(-1)  # (B, N, heads)
@@ -127,7 +128,7 @@ class ChannelGate(nn.Module):
 
 
 class FANBlock(nn.Module):
-    """Token attention, then the channels' gate, each after a LayerNorm, scaled, and beside a skip."""
+    """A pre-norm block with LayerScale: token attention, then the FFN with channel attention."""
 
     def __init__(self, dim: int, num_heads: int, drop_path_rate: float) -> None:
         super().__init__()
@@ -166,14 +167,14 @@ class FANBlock(nn.Module):
     ),
 )
 class FAN(nn.Module):
-    """A stem, Fourier positions, blocks, and a class token that joins for two blocks of class attention."""
+    """A stem, Fourier position encodings, FAN blocks, and two blocks of class attention."""
 
     def __init__(
         self,
         dim: int,
         depth: int,
         heads: int,
-        stem_depths: tuple[int, int] | None = None,  # of the two ConvNeXt stages; none: a plain stem
+        stem_depths: tuple[int, int] | None = None,  # of the two ConvNeXt stages; None: a plain stem
         head_scale: float = 1.0,
         *,
         num_classes: int = 1000,

@@ -1,4 +1,4 @@
-"""`bastion import`: the weights of another code base for one of bastion's models, every tensor accounted for."""
+"""`bastion import`: load weights of another code base into one of bastion's models; no tensor is silently ignored."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bastion.models.classifier import Backbone, Classifier
 from bastion.models.normalisations import NORMALISATIONS, Stats
 
 State = dict[str, Tensor]
-MATCHES = ("name", "order")  # how the file's tensors are told apart
+MATCHES = ("name", "order")  # how the file's tensors are assigned to the model's
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "net")
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
-_PREFIXES = ("module.", "_orig_mod.", "base_model.", "model.", "1.")  # 1.: Sequential(normaliser, model)
+_PREFIXES = ("module.", "_orig_mod.", "base_model.", "model.", "1.")  # "1." is of Sequential(normaliser, model)
 _MEANS = ("normalize.mean", "normalizer.mean", "normalizer.new_mean", "normalize.mu", "mu", "mean", "0.mean")
 _STDS = ("normalize.std", "normalizer.std", "normalizer.new_std", "normalize.sigma", "sigma", "std", "0.std")
 _COUNTER = "num_batches_tracked"
-# What training scripts keep beside the weights: their arguments, and numbers of numpy's under its old and new name.
+# What training scripts store beside the weights: their arguments, and numpy scalars under their old and new names.
 _SCALAR: Callable[..., Any] = np.float64(0).__reduce__()[0]  # type: ignore[assignment]
 _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     argparse.Namespace,
@@ -39,8 +39,8 @@ _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "bool")),
 ]
-# Attackers that were modules, a stage of TRADES' WideResNet that no pass goes through, and what averaging, profilers
-# and attention leave behind: no weights.
+# Tensors that are not weights: of attackers that were modules, of an unused stage in TRADES' WideResNet, and what
+# weight averaging, profilers and attention layers leave in a state dict.
 _NO_WEIGHTS = re.compile(
     r"^attacker\.|^sub_block1\.|^n_averaged$"
     r"|(^|\.)(total_ops|total_params|relative_position_index|attention_bias_idxs|attn_mask)$"
@@ -49,12 +49,12 @@ _NO_WEIGHTS = re.compile(
 
 @dataclass
 class Import:
-    """What was found in the file, and what became of it."""
+    """The imported model, and what was found in the file."""
 
     model: Classifier
-    container: str
-    stripped: list[str]
-    left_out: list[str] = field(default_factory=list)
+    container: str  # the entry of the file that held the weights
+    stripped: list[str]  # prefixes of wrappers that were removed
+    left_out: list[str] = field(default_factory=list)  # tensors that are not weights
     filled: list[str] = field(default_factory=list)  # counters of BatchNorm, which old files lack
     match: str = "name"
 
@@ -86,9 +86,9 @@ def import_file(
     normalize: str | Stats | None = None,
     match: str = "name",
 ) -> Import:
-    """The classifier of a file with weights. No code of the file's is run, and no tensor of it is passed over.
+    """The classifier with the weights of a file. No code from the file is executed.
 
-    `match` "order": the file names its tensors otherwise, but has them in the model's order, shape by shape.
+    `match` "order": the tensors have other names, but the order and shapes of the model's.
     """
     if match not in MATCHES:
         raise BastionError(f"import: --match is {' or '.join(MATCHES)}, got '{match}'")
@@ -129,7 +129,7 @@ def _read(path: Path) -> Any:
         return checkpoint.read_tensors(path)
     try:
         with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about tensors that are refused below
+            warnings.simplefilter("ignore")  # about kinds of tensors that are refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         known = re.search(r"GLOBAL (\S+)", str(error))
@@ -138,13 +138,13 @@ def _read(path: Path) -> Any:
             f"import: {path} cannot be read as weights alone: {what}. Where it was made, store "
             "`torch.save(model.state_dict(), …)`, and import that"
         ) from error
-    except Exception as error:  # a damaged file makes torch's reader stumble in any way
+    except Exception as error:  # torch raises all kinds of errors on a damaged file
         reason = _printable(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise BastionError(f"import: {path} is damaged or no file of torch.save ({reason}); get it again") from error
 
 
 def _contents(content: Any, path: Path, ema: bool) -> tuple[str, State]:
-    """The tensors by name, and the entry of the file that they lay in."""
+    """The entry of the file that holds the weights ("": the file itself), and its tensors by name."""
     if not isinstance(content, Mapping):
         raise BastionError(f"import: {path} holds a {type(content).__name__}, not named tensors")
     wanted = _AVERAGES if ema else _CONTAINERS
@@ -170,7 +170,7 @@ def _tensors(content: Mapping[str, Any], where: str) -> State:
 
 
 def _refused(tensor: Tensor) -> str:
-    """Why a tensor cannot be weights; empty if it can."""
+    """Why a tensor cannot be loaded as weights; empty if it can."""
     if tensor.is_quantized:
         return "is quantised; import the weights from before, in floating point"
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -190,14 +190,14 @@ def _printable(text: str) -> str:
 
 
 def _unwrapped(state: State, own: Mapping[str, Tensor]) -> tuple[State, Stats | None, list[str]]:
-    """Take off leading wrappers, outermost first, and the normalisers between them."""
+    """Strip the prefixes of wrappers, outermost first, and take out the normalisers between them."""
     stats: Stats | None = None
     stripped: list[str] = []
     while True:
         found = _stats_inside(state, own)
         if found:
             inner, names = found
-            stats = inner if stats is None else _one_after_the_other(stats, inner)
+            stats = inner if stats is None else _composed(stats, inner)
             state = {name: tensor for name, tensor in state.items() if name not in names}
         prefix = next((each for each in _PREFIXES if _all_below(each, state, own)), None)
         if prefix is None:
@@ -207,7 +207,7 @@ def _unwrapped(state: State, own: Mapping[str, Tensor]) -> tuple[State, Stats | 
 
 
 def _all_below(prefix: str, state: State, own: Mapping[str, Tensor]) -> bool:
-    """Is it a wrapper's prefix, and not a part of the network itself?"""
+    """Whether all tensors have this prefix, and it is not a part of the network itself."""
     ours = any(name.startswith(prefix) for name in own)
     return bool(state) and not ours and all(name.startswith(prefix) for name in state if name not in _MEANS + _STDS)
 
@@ -220,8 +220,8 @@ def _stats_inside(state: State, own: Mapping[str, Tensor]) -> tuple[Stats, tuple
     return next((((_numbers(state[mean]), _numbers(state[std])), (mean, std)) for mean, std in found), None)
 
 
-def _one_after_the_other(first: Stats, then: Stats) -> Stats:
-    """The normaliser that does what two do, one inside the other."""
+def _composed(first: Stats, then: Stats) -> Stats:
+    """Mean and std of the two normalisations one after the other."""
     (mean1, std1), (mean2, std2) = first, then
     if len(mean1) != len(mean2):
         raise BastionError(f"import: the file has two normalisers that do not go together, {first} and {then}")
@@ -234,12 +234,12 @@ def _numbers(tensor: Tensor) -> tuple[float, ...]:
 
 
 def _bare(name: str) -> str:
-    """Without the prefixes of wrappers."""
+    """The name without the prefixes of wrappers."""
     return re.sub(rf"^({'|'.join(map(re.escape, _PREFIXES))})+", "", name)
 
 
 def _renamed(state: State, backbone: Backbone) -> State:
-    """By the family's own table, or by timm's of the module that the network comes from."""
+    """The tensors under the model's names: by the family's renames, then by timm's filter for the network's module."""
     own = backbone.network.state_dict()
     if state.keys() <= own.keys():
         return state
@@ -261,13 +261,13 @@ def _renamed(state: State, backbone: Backbone) -> State:
         filtered = by_timm(dict(renamed), network)
     except Exception:  # not a file of this family
         return renamed
-    # timm also drops and resizes tensors, without a word: those stay as they were, to be told of.
+    # timm also drops and resizes tensors silently. Keep the originals, so that they are reported.
     kept = {tensor.data_ptr() for tensor in filtered.values()}
     return filtered | {name: tensor for name, tensor in renamed.items() if tensor.data_ptr() not in kept}
 
 
 def _in_order(state: State, own: Mapping[str, Tensor], path: Path) -> State:
-    """The file's tensors under the model's names, the first under the first. Old files lack BatchNorm's counters."""
+    """The file's tensors under the model's names, in order. Old files lack BatchNorm's counters."""
     counts = any(name.endswith(_COUNTER) for name in state)
     theirs, ours = list(state), [name for name in own if counts or not name.endswith(_COUNTER)]
     for there, here in zip(theirs, ours, strict=False):
@@ -282,7 +282,7 @@ def _in_order(state: State, own: Mapping[str, Tensor], path: Path) -> State:
 
 
 def _shaped(tensor: Tensor, shape: torch.Size | None) -> Tensor:
-    """The same numbers, where only axes of length 1 are more or fewer."""
+    """Reshaped, if the shapes differ only in axes of length 1."""
     if shape is None or [side for side in shape if side > 1] != [side for side in tensor.shape if side > 1]:
         return tensor
     return tensor.reshape(shape)
@@ -298,7 +298,7 @@ def _check(state: State, own: Mapping[str, Tensor], path: Path) -> None:
         f"{len(names)} {what}: {told}"
         for names, what, told in (
             (missing, "that the model needs are missing", _some(missing)),
-            (unknown, "are unknown to it", ", ".join(unknown)),  # each of the file's, however many
+            (unknown, "are unknown to it", ", ".join(unknown)),  # all of them, however many
         )
         if names
     ]

@@ -1,4 +1,4 @@
-"""The start that most ViT code gives its layers. timm's own also resets every layer that it does not name."""
+"""Weight initialisation of most ViT code, as functions for `nn.Module.apply`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def truncated(module: nn.Module) -> None:
-    """A linear layer or convolution: truncated normal of 0.02, no bias. Others stay as they are."""
+    """Linear layers and convolutions: truncated normal weights of std 0.02, zero biases."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -14,6 +14,6 @@ def truncated(module: nn.Module) -> None:
 
 
 def truncated_linear(module: nn.Module) -> None:
-    """The same of linear layers only."""
+    """The same for linear layers only."""
     if isinstance(module, nn.Linear):
         truncated(module)

@@ -1,4 +1,4 @@
-"""LeViT (Graham et al. 2021) for small images: timm's, with a finer stem."""
+"""LeViT (Graham et al. 2021) for small images: timm's class, with smaller strides in the stem."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from timm.models.levit import Attention, AttentionDownsample, Levit
 from torch import nn
 
 from bastion.models.classifier import Blocks
-from bastion.models.family import Size, family
+from bastion.models.family import SMALL, Size, family
 from bastion.models.stems import check_patches
 
 STRIDE = 16  # of timm's stem: four convolutions of stride 2
 
 
 def _forget(module: Any, inputs: Any, output: Any) -> None:
-    """In eval mode timm keeps the biases it has looked up: stale if weights change, and a copy of the model fails."""
+    """Clear timm's cache of biases, which it keeps in eval mode: stale once weights change, and it breaks deepcopy."""
     module.attention_bias_cache.clear()
 
 
@@ -31,29 +31,26 @@ def _forget(module: Any, inputs: Any, output: Any) -> None:
     paper="Graham et al. 2021, LeViT",
     category="hybrid",
     blocks=(Blocks("stages.*.blocks.*", "tokens"),),
+    defaults=SMALL,
 )
 def levit(
     embed_dim: tuple[int, ...],
     num_heads: tuple[int, ...],
     depth: tuple[int, ...],
     *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
+    img_size: int,
     patch_size: Literal[2, 4, 8, 16] = 4,
-    drop_path_rate: float = 0.0,
+    **timm: Any,
 ) -> Any:
-    """The first convolutions of the stem have stride 1, so that patches are of `patch_size`; the authors' are of 16."""
+    """The stem's first convolutions get stride 1, for patches of `patch_size` pixels; the authors' have 16."""
     check_patches(img_size, patch_size)
     network = Levit(
-        img_size * STRIDE // patch_size,  # sizes the tables of biases for what the finer stem makes
-        in_chans,
-        num_classes,
+        img_size * STRIDE // patch_size,  # the size at which timm's stem would give as many tokens: for the bias tables
         embed_dim=embed_dim,
         key_dim=16,
         depth=depth,
         num_heads=num_heads,
-        drop_path_rate=drop_path_rate,
+        **timm,
     )
     strided = [module for module in network.stem.modules() if isinstance(module, nn.Conv2d)]
     for conv in strided[: (STRIDE // patch_size).bit_length() - 1]:

@@ -1,4 +1,4 @@
-"""One way to name a trained model: a run, a folder with weights and card, or a zoo entry."""
+"""Trained models by name: a run, a folder with weights and card, a zoo entry, or one of timm's."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def locate(name: str | Path) -> Path:
 def load(name: str | Path) -> Classifier:
     """`bastion.load`: the classifier in eval mode.
 
-    From a run, a model folder, `zoo/NAME`, or timm with its weights: `timm/resnet18.a1_in1k`, `hf-hub:timm/…`;
-    `timm/resnet18:pretrained=false` has random ones.
+    `name` is a run, a model folder, `zoo/NAME`, or a timm model with its weights: `timm/resnet18.a1_in1k`,
+    `hf-hub:timm/…`; `timm/resnet18:pretrained=false` has random weights.
     """
     if (timm_name := timm_model_name(name)) is None:
         return checkpoint.load(locate(name))
@@ -56,7 +56,7 @@ def load(name: str | Path) -> Classifier:
 
 
 def timm_model_name(name: str | Path) -> str | None:
-    """What timm calls it, if it is one of timm's models and no folder."""
+    """timm's name of the model; None if it is not one of timm's, or a folder."""
     text = str(name)
     if Path(text).exists() or not text.startswith(("timm/", "hf-hub:")):
         return None

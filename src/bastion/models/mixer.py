@@ -1,4 +1,4 @@
-"""MLP-Mixer (Tolstikhin et al. 2021) for CIFAR-10, read out from a class token."""
+"""MLP-Mixer (Tolstikhin et al. 2021) for CIFAR-10, with a class token that the head reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bastion.models.stems import check_patches
     blocks=(Blocks("blocks.*"),),
 )
 class Mixer(nn.Module):
-    """Blocks that mix over tokens, then over channels; a class token takes part and is what the head sees."""
+    """Blocks of a token-mixing and a channel-mixing MLP on patch tokens and a class token, which the head reads."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Mixer(nn.Module):
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
         self.cls_token = nn.Parameter(torch.randn(1, 1, embed_dim))
         tokens = 1 + self.patch_embed.num_patches
-        ratios = (token_dim / embed_dim, channel_dim / embed_dim)  # of the hidden layers, both to the width
+        ratios = (token_dim / embed_dim, channel_dim / embed_dim)  # timm's ratios are both relative to embed_dim
         self.blocks = nn.Sequential(
             *(MixerBlock(embed_dim, tokens, mlp_ratio=ratios, norm_layer=nn.LayerNorm) for _ in range(depth))
         )

@@ -1,4 +1,4 @@
-"""MobileViT (Mehta and Rastegari 2022): MobileNet blocks, and transformers between the pixels of patches."""
+"""MobileViT (Mehta and Rastegari 2022): MobileNetV2 blocks, and transformers between patches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Stride = Literal[8, 16, 32]
 
 
 class MV2Block(nn.Module):
-    """MobileNetV2's: widen, convolve by channel, narrow; a skip where the shape stays."""
+    """MobileNetV2's inverted residual block; a skip connection where the shape is unchanged."""
 
-    def __init__(self, before: int, after: int, stride: int, expansion: int) -> None:
+    def __init__(self, in_chs: int, out_chs: int, stride: int, expansion: int) -> None:
         super().__init__()
-        wide = expansion * before
+        wide = expansion * in_chs
         self.conv = nn.Sequential(
-            _conv(before, wide, 1),
+            _conv(in_chs, wide, 1),
             _conv(wide, wide, 3, stride, groups=wide),
-            nn.Conv2d(wide, after, 1, bias=False),
-            nn.BatchNorm2d(after),
+            nn.Conv2d(wide, out_chs, 1, bias=False),
+            nn.BatchNorm2d(out_chs),
         )
-        self.skips = stride == 1 and before == after
+        self.skips = stride == 1 and in_chs == out_chs
 
     def forward(self, x: Tensor) -> Tensor:
         branch: Tensor = self.conv(x)
@@ -51,7 +51,7 @@ class TransformerLayer(nn.Module):
 
 
 class MobileViTBlock(nn.Module):
-    """Local convolutions, a transformer between the pixels at one place of every 2×2 patch, and a fusion of both."""
+    """Convolutions, a transformer between the pixels with the same position in their 2×2 patches, and their fusion."""
 
     def __init__(self, channels: int, dim: int, depth: int, mlp_ratio: int) -> None:
         super().__init__()
@@ -69,33 +69,33 @@ class MobileViTBlock(nn.Module):
 
 
 def _parted(x: Tensor) -> Tensor:
-    """(B, d, H, W) to the four places in a 2×2 patch and the patches, (4 B, H W / 4, d)."""
+    """(B, d, H, W) to (4 B, H W / 4, d): a sequence of patches for each of the four positions in a 2×2 patch."""
     batch, dim, height, width = x.shape
     patched = x.reshape(batch, dim, height // 2, 2, width // 2, 2)
     return patched.permute(0, 3, 5, 2, 4, 1).reshape(4 * batch, height * width // 4, dim)
 
 
 def _joined(tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The way back."""
+    """The inverse of `_parted`."""
     batch, dim, height, width = shape
     patched = tokens.view(batch, 2, 2, height // 2, width // 2, dim)
     return patched.permute(0, 5, 3, 1, 4, 2).reshape(shape)
 
 
-def _conv(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(after), nn.SiLU())
+def _conv(in_chs: int, out_chs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(in_chs, out_chs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_chs), nn.SiLU())
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Of a size of MobileViT."""
+    """Channels of the layers of a MobileViT."""
 
     stem: tuple[int, int, int]  # the first convolution, and the MV2 blocks before the transformers
     stages: tuple[int, int, int]
-    dims: tuple[int, int, int]  # of the stages' transformers
-    last: int
-    expansion: int  # of the MV2 blocks
+    dims: tuple[int, int, int]  # widths of the transformers
+    last: int  # the last convolution
+    expansion: int  # of the MV2 blocks, a factor
 
 
 @family(
@@ -114,9 +114,9 @@ class Widths:
     blocks=(Blocks("stem.*"), Blocks("trunk.*", "windows", having="transformer"), Blocks("trunk.*")),
 )
 class MobileViT(nn.Module):
-    """`stride` is that of the last map, 32 in the paper, which takes multiples of 64 only as patches are of 2×2.
+    """`stride` is that of the last feature map: 32 in the paper, which needs image sizes that are multiples of 64.
 
-    By default it is 8 (transformers on maps of 16, 8, 4 at 32), and 16 for images above 64 pixels (56, 28, 14 at 224).
+    By default it is 8 (transformers on maps of 16, 8, 4 at 32 pixels), and 16 above 64 pixels (56, 28, 14 at 224).
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class MobileViT(nn.Module):
             MV2Block(third, third, 1, widths.expansion),
         )
         stages: list[nn.Module] = []
-        before = third
+        in_chs = third
         for channels, dim, depth, ratio in zip(widths.stages, widths.dims, (2, 4, 3), (2, 4, 4), strict=True):
-            stages += [MV2Block(before, channels, 2, widths.expansion), MobileViTBlock(channels, dim, depth, ratio)]
-            before = channels
+            stages += [MV2Block(in_chs, channels, 2, widths.expansion), MobileViTBlock(channels, dim, depth, ratio)]
+            in_chs = channels
         self.trunk = nn.Sequential(*stages)
-        self.conv2 = _conv(before, widths.last, 1)
+        self.conv2 = _conv(in_chs, widths.last, 1)
         self.head = nn.Linear(widths.last, num_classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parameters, MACs and blocks of a model by its name: counted without its weights, stored for `bastion list models`."""
+"""Parameters, MACs and blocks of models: counted without allocating weights, and stored for `bastion list models`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class ModelStats(NamedTuple):
     shape: tuple[int, int, int]
     blocks: int
     attending: int  # blocks with self-attention
-    attention: str  # what it is between; empty: no block attends
+    attention: str  # what their attention is between; empty if no block has self-attention
     paper: str
 
     def short(self) -> str:
-        """In columns."""
+        """A line of `bastion list models`."""
         size, maps = f"{self.shape[1]}×{self.shape[2]}", self.attention or "-"
         cost = f"{self.parameters / 1e6:6.1f} M {self.macs / 1e9:5.2f} GMACs"
         return f"{cost} {size:>7} {self.blocks:2} blocks {maps:<8} {self.paper.partition(',')[0]}"
 
 
 def count(spec: Mapping[str, Any] | str) -> ModelStats:
-    """Built on torch's meta device, where tensors have a shape and no numbers."""
+    """Count on torch's meta device, where tensors have shapes but no data."""
     with torch.device("meta"):
         backbone = models.build(spec)
         channels = backbone.shape[0]
@@ -51,11 +51,11 @@ def count(spec: Mapping[str, Any] | str) -> ModelStats:
 
 
 def attention_between(blocks: Iterable[Block]) -> str:
-    """What self-attention of these blocks is between: `tokens`, or `windows, tokens` where a network has both."""
+    """What the self-attention of these blocks is between: `tokens`, or `windows, tokens` if they have both."""
     return ", ".join(dict.fromkeys(block.attention for block in blocks if block.attention and block.attends))
 
 
 def stored() -> dict[str, ModelStats]:
-    """Of the models that come with the package."""
+    """The stored counts of all models of the package."""
     rows = json.loads(FILE.read_text())
     return {name: ModelStats(**{**fields, "shape": tuple(fields["shape"])}) for name, fields in rows.items()}

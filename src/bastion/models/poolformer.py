@@ -1,4 +1,4 @@
-"""PoolFormer (Yu et al. 2022, MetaFormer) for small images: tokens are mixed by pooling alone."""
+"""PoolFormer (Yu et al. 2022, MetaFormer) for small images: tokens are mixed by average pooling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from timm.models.metaformer import MetaFormer
 from torch import nn
 
 from bastion.models.classifier import Blocks
-from bastion.models.family import Size, family
+from bastion.models.family import SMALL, Size, family
 
 
 @family(
@@ -22,21 +22,18 @@ from bastion.models.family import Size, family
     paper="Yu et al. 2022, MetaFormer is actually what you need for vision",
     category="Transformer",
     blocks=(Blocks("stages.*.blocks.*"),),
+    defaults=SMALL,
 )
 def poolformer(
     dims: tuple[int, ...],
     depths: tuple[int, ...],
     *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
+    img_size: int,
     patch_size: Literal[1, 2, 4] = 2,
-    drop_path_rate: float = 0.0,
+    **timm: Any,
 ) -> Any:
-    """Its stem is a 3×3 convolution whose stride is `patch_size`; which one Tang et al. took is unknown."""
+    """The stem is a 3×3 convolution with stride `patch_size`; which stride Tang et al. used is unknown."""
     network = MetaFormer(
-        in_chans,
-        num_classes,
         depths=depths,
         dims=dims,
         downsample_norm=None,
@@ -46,9 +43,9 @@ def poolformer(
         layer_scale_init_values=1e-5,
         res_scale_init_values=None,
         use_mlp_head=False,
-        drop_path_rate=drop_path_rate,
+        **timm,
     )
-    network.stem.conv = nn.Conv2d(in_chans, dims[0], 3, patch_size, padding=1)
+    network.stem.conv = nn.Conv2d(timm["in_chans"], dims[0], 3, patch_size, padding=1)
     trunc_normal_(network.stem.conv.weight, std=0.02)
     nn.init.zeros_(network.stem.conv.bias)
     return network

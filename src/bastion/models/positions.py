@@ -1,4 +1,4 @@
-"""What a network knows of positions, brought to another grid of patches: embeddings, relative tables, masks."""
+"""Interpolation of position embeddings, relative position tables and masks to another grid of patches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Grid = tuple[int, int]
 
 
 def refitted(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """The tensor of this name, interpolated to `shape`; None if it is not one that belongs to positions."""
+    """The tensor interpolated to `shape`; None if its name is not that of a tensor of positions, or it does not fit."""
     fit = _FITS.get(name.rpartition(".")[2])
     if fit is None or tensor.ndim != len(shape):
         return None
@@ -22,9 +22,9 @@ def refitted(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def interpolate(tensor: Tensor, new: Grid) -> Tensor:
-    """(B, C, H, W) bicubically; growing as DINO and the ConvStem paper do, with a scale a little above new / old.
+    """Bicubic interpolation of (B, C, H, W). To a larger grid as in DINO and Singh et al. 2023, by a scale factor.
 
-    The scale, not the size, sets where torch samples, so their published figures need it.
+    The factor is slightly above new / old and determines where torch samples, so published numbers depend on it.
     """
     old = tensor.shape[-2:]
     if new[0] < old[0] or new[1] < old[1]:
@@ -39,14 +39,14 @@ def _square(count: int) -> int:
 
 
 def _along(tensor: Tensor, axis: int, old: Grid, new: Grid) -> Tensor:
-    """Interpolate an axis that runs over a grid, row by row."""
+    """Interpolate an axis that is a flattened grid."""
     moved = tensor.movedim(axis, -1)
     grown = interpolate(moved.reshape(1, -1, *old), new)
     return grown.reshape(*moved.shape[:-1], new[0] * new[1]).movedim(-1, axis)
 
 
 def _embedding(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """(1, prefix + N, D): a class token keeps its own."""
+    """(1, prefix + N, D): those of prefix tokens, such as the class token, are kept."""
     if tensor.ndim != 3:
         return None
     old, new = _square(tensor.shape[1]), _square(shape[1])
@@ -58,7 +58,7 @@ def _embedding(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def _flat_table(axis: int) -> Callable[[Tensor, Sequence[int]], Tensor | None]:
-    """A table over square offsets that are flattened into one axis."""
+    """A table of relative positions on a square grid, flattened into one axis."""
 
     def fit(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
         if tensor.ndim == 3:  # (heads, 2h-1, 2w-1)
@@ -72,7 +72,7 @@ def _flat_table(axis: int) -> Callable[[Tensor, Sequence[int]], Tensor | None]:
 
 
 def _pairs(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """(heads, N, N): a number for each query and key."""
+    """(heads, N, N): a number for each pair of query and key."""
     old, new = _square(tensor.shape[-1]), _square(shape[-1])
     if (old * old, new * new) != (tensor.shape[-1], shape[-1]):
         return None
@@ -80,12 +80,12 @@ def _pairs(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def _line(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """(heads, d, H, 1) or (heads, d, 1, W): an embedding of rows or columns."""
+    """(heads, d, H, 1) or (heads, d, 1, W): embeddings of rows or columns."""
     return interpolate(tensor, (shape[2], shape[3]))
 
 
 def _table(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """(2h-1, 2w-1): one table of offsets for all heads."""
+    """(2h-1, 2w-1): one table of relative positions for all heads."""
     return interpolate(tensor[None, None], (shape[0], shape[1]))[0, 0] if tensor.ndim == 2 else None
 
 

@@ -12,7 +12,7 @@ from bastion.models.family import Size, family
 
 PAPER = "He et al. 2016, Identity mappings in deep residual networks"
 BLOCKS = (Blocks("stages.*.*"),)
-# The names of the CIFAR code that most robust ResNets and WideResNets were published with.
+# Names in the CIFAR code with which most robust ResNets and WideResNets were published.
 RENAMES = (
     (r"conv1\.(.*)", r"stem.\1"),
     (r"(?:layer|block)(\d)\.(?:layer\.)?(.*)", lambda name: f"stages.{int(name[1]) - 1}.{name[2]}"),
@@ -24,20 +24,20 @@ RENAMES = (
 
 
 class PreActBlock(nn.Module):
-    """BN, ReLU, 3×3 convolution, twice, around a skip that sees the first activation where the shape changes."""
+    """BN, ReLU, 3×3 convolution, twice; where the shape changes, the skip is a 1×1 convolution of the first ReLU."""
 
-    def __init__(self, before: int, width: int, stride: int, *, bias: bool = False, drop_rate: float = 0.0) -> None:
+    def __init__(self, in_chs: int, width: int, stride: int, *, bias: bool = False, drop_rate: float = 0.0) -> None:
         super().__init__()
-        self.width = width  # of what comes out
-        self.norm1 = nn.BatchNorm2d(before)
+        self.width = width  # channels of the output
+        self.norm1 = nn.BatchNorm2d(in_chs)
         self.act1 = nn.ReLU()
-        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=bias)
+        self.conv1 = nn.Conv2d(in_chs, width, 3, stride, padding=1, bias=bias)
         self.norm2 = nn.BatchNorm2d(width)
         self.act2 = nn.ReLU()
         self.drop = nn.Dropout(drop_rate) if drop_rate else nn.Identity()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=bias)
-        changes = stride != 1 or before != width
-        self.skip = nn.Conv2d(before, width, 1, stride, bias=bias) if changes else None
+        changes = stride != 1 or in_chs != width
+        self.skip = nn.Conv2d(in_chs, width, 1, stride, bias=bias) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
         active = self.act1(self.norm1(x))
@@ -46,22 +46,22 @@ class PreActBlock(nn.Module):
 
 
 class PreActBottleneck(nn.Module):
-    """The same of 1×1, 3×3 and 1×1 convolutions; four times as wide at its end."""
+    """As `PreActBlock`, with 1×1, 3×3 and 1×1 convolutions; the output has 4 · width channels."""
 
-    def __init__(self, before: int, width: int, stride: int) -> None:
+    def __init__(self, in_chs: int, width: int, stride: int) -> None:
         super().__init__()
         self.width = 4 * width
-        self.norm1 = nn.BatchNorm2d(before)
+        self.norm1 = nn.BatchNorm2d(in_chs)
         self.act1 = nn.ReLU()
-        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
+        self.conv1 = nn.Conv2d(in_chs, width, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
         self.act2 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
         self.norm3 = nn.BatchNorm2d(width)
         self.act3 = nn.ReLU()
         self.conv3 = nn.Conv2d(width, self.width, 1, bias=False)
-        changes = stride != 1 or before != self.width
-        self.skip = nn.Conv2d(before, self.width, 1, stride, bias=False) if changes else None
+        changes = stride != 1 or in_chs != self.width
+        self.skip = nn.Conv2d(in_chs, self.width, 1, stride, bias=False) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
         active = self.act1(self.norm1(x))
@@ -71,7 +71,7 @@ class PreActBottleneck(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """A 3×3 stem, stages of blocks that each halve the map but the first, the mean over the map, a linear head."""
+    """A 3×3 stem, stages of blocks (all but the first halve the feature map), mean pooling and a linear head."""
 
     def __init__(
         self,
@@ -86,22 +86,22 @@ class PreActResNet(nn.Module):
         block: Callable[[int, int, int], PreActBlock | PreActBottleneck] = PreActBlock,
         final_norm: bool = True,
     ) -> None:
-        """`final_norm: False` leaves out the BN and ReLU after the last block, as common code for CIFAR does."""
+        """`final_norm` False leaves out BN and ReLU after the last block, as much code for CIFAR does."""
         super().__init__()
-        before = stem_width or widths[0]
-        self.stem = nn.Conv2d(in_chans, before, 3, stem_stride, padding=1, bias=stem_bias)
+        in_chs = stem_width or widths[0]
+        self.stem = nn.Conv2d(in_chans, in_chs, 3, stem_stride, padding=1, bias=stem_bias)
         stages = []
         for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
             blocks: list[nn.Module] = []
             for index in range(depth):
-                made = block(before, width, 2 if stage and not index else 1)
+                made = block(in_chs, width, 2 if stage and not index else 1)
                 blocks.append(made)
-                before = made.width
+                in_chs = made.width
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
-        self.norm = nn.BatchNorm2d(before) if final_norm else nn.Identity()
+        self.norm = nn.BatchNorm2d(in_chs) if final_norm else nn.Identity()
         self.act = nn.ReLU() if final_norm else nn.Identity()
-        self.head = nn.Linear(before, num_classes)
+        self.head = nn.Linear(in_chs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.act(self.norm(self.stages(self.stem(x))))

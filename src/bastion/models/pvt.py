@@ -1,6 +1,6 @@
-"""Pyramid Vision Transformers (Wang et al. 2021): four stages of shrinking grids, keys and values from a coarser one.
+"""Pyramid Vision Transformer (Wang et al. 2021): four stages on smaller and smaller grids, keys and values downsampled.
 
-timm keeps the second version, as `timm/pvt_v2_*`.
+timm has only the second version, as `timm/pvt_v2_*`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Stage:
     depth: int
     heads: int
     mlp_ratio: int
-    reduction: int  # stride of the grid that keys and values are taken from
-    patch: int  # side of its patches on the grid before it
+    reduction: int  # by which keys and values are downsampled
+    patch: int  # patch size, in tokens of the previous stage
 
 
 def _pyramid(depths: tuple[int, ...]) -> tuple[Stage, ...]:
@@ -36,7 +36,7 @@ def _pyramid(depths: tuple[int, ...]) -> tuple[Stage, ...]:
 
 
 class ReducedAttention(nn.Module):
-    """Queries at every token, keys and values at every patch of `reduction` × `reduction` tokens."""
+    """Attention whose keys and values are downsampled by a convolution of stride `reduction`."""
 
     def __init__(self, dim: int, heads: int, reduction: int) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class PyramidBlock(nn.Module):
 
 
 class Patches(nn.Module):
-    def __init__(self, before: int, after: int, patch: int) -> None:
+    def __init__(self, in_chs: int, out_chs: int, patch: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(before, after, patch, patch)
-        self.norm = nn.LayerNorm(after)
+        self.proj = nn.Conv2d(in_chs, out_chs, patch, patch)
+        self.norm = nn.LayerNorm(out_chs)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         x = self.proj(x)
@@ -83,11 +83,11 @@ class Patches(nn.Module):
 
 
 class PyramidStage(nn.Module):
-    """Patches, position embeddings, blocks; the last stage of a network also has the class token."""
+    """Patch embedding, position embeddings and blocks; the last stage also has the class token."""
 
-    def __init__(self, stage: Stage, before: int, side: int, rates: list[float], class_token: bool) -> None:
+    def __init__(self, stage: Stage, in_chs: int, side: int, rates: list[float], class_token: bool) -> None:
         super().__init__()
-        self.patch_embed = Patches(before, stage.width, stage.patch)
+        self.patch_embed = Patches(in_chs, stage.width, stage.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stage.width)) if class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, side * side + class_token, stage.width))
         self.blocks = nn.ModuleList(PyramidBlock(stage, rate) for rate in rates)
@@ -138,18 +138,18 @@ class PVT(nn.Module):
     ) -> None:
         super().__init__()
         rates = torch.linspace(0, drop_path_rate, sum(stage.depth for stage in stages), device="cpu").tolist()
-        before, side = in_chans, img_size
+        in_chs, side = in_chans, img_size
         made = []
         for stage in stages:
             if side % stage.patch or (side // stage.patch) % stage.reduction:
                 raise ValueError(f"img_size: {img_size} does not divide into the patches of all four stages; use 32 n")
             side //= stage.patch
             depth_rates, rates = rates[: stage.depth], rates[stage.depth :]
-            made.append(PyramidStage(stage, before, side, depth_rates, class_token=stage is stages[-1]))
-            before = stage.width
+            made.append(PyramidStage(stage, in_chs, side, depth_rates, class_token=stage is stages[-1]))
+            in_chs = stage.width
         self.stages = nn.ModuleList(made)
-        self.norm = nn.LayerNorm(before, EPS)
-        self.head = nn.Linear(before, num_classes)
+        self.norm = nn.LayerNorm(in_chs, EPS)
+        self.head = nn.Linear(in_chs, num_classes)
         self.apply(_initialise)
 
     def no_weight_decay(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""PVTv2 (Wang et al. 2022) for small images: a pyramid of overlapping patches, keys and values pooled to 7×7."""
+"""PVTv2 (Wang et al. 2022) for small images: overlapping patches in four stages, keys and values pooled to 7×7."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
 
 from bastion.models.classifier import Blocks
-from bastion.models.family import Size, family
+from bastion.models.family import SMALL, Size, family
 
 
 @family(
@@ -24,25 +24,12 @@ from bastion.models.family import Size, family
     paper="Wang et al. 2022, PVT v2",
     category="hybrid",
     blocks=(Blocks("stages.*.blocks.*", "tokens"),),
+    defaults=SMALL,
 )
-def pvtv2(
-    embed_dims: tuple[int, ...],
-    *,
-    num_classes: int = 10,
-    in_chans: int = 3,
-    img_size: int = 32,
-    patch_size: Literal[1, 2, 4] = 4,
-    drop_path_rate: float = 0.0,
-) -> Any:
-    """`patch_size` is the stride of the first embedding."""
+def pvtv2(embed_dims: tuple[int, ...], *, img_size: int, patch_size: Literal[1, 2, 4] = 4, **timm: Any) -> Any:
+    """`patch_size` is the stride of the first patch embedding."""
     network = PyramidVisionTransformerV2(
-        in_chans,
-        num_classes,
-        depths=(2, 2, 2, 2),
-        embed_dims=embed_dims,
-        num_heads=(1, 2, 5, 8),
-        linear=True,
-        drop_path_rate=drop_path_rate,
+        depths=(2, 2, 2, 2), embed_dims=embed_dims, num_heads=(1, 2, 5, 8), linear=True, **timm
     )
     network.patch_embed.proj.stride = (patch_size, patch_size)  # the kernel stays 7×7
     return network

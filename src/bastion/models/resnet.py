@@ -1,4 +1,4 @@
-"""ResNets (He et al. 2016) and ResNeXts (Xie et al. 2017) for small images: timm's, with a stem of stride 1."""
+"""ResNets (He et al. 2016) and ResNeXts (Xie et al. 2017) for small images: timm's classes, with a stem of stride 1."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import nn
 from bastion.models.classifier import Blocks
 from bastion.models.family import Size, family
 
-# The names of the CIFAR code that most robust ResNets were published with.
+# Names in the CIFAR code with which most robust ResNets were published.
 RENAMES = ((r"(layer.*\.)shortcut\.(.*)", r"\1downsample.\2"), (r"linear\.(.*)", r"fc.\1"))
 BLOCKS = (Blocks("layer*.*"),)
 
 
 class ResNeXtBottleneck(Bottleneck):  # type: ignore[misc]  # timm is untyped
-    """Twice, not four times, as wide at its end."""
+    """With an expansion of 2 instead of 4."""
 
     expansion = 2
 
 
 def small_images(network: Any, kernel: int = 3) -> Any:
-    """A ResNet whose stem keeps the size of the image."""
-    before, after = network.conv1.in_channels, network.conv1.out_channels
-    network.conv1 = nn.Conv2d(before, after, kernel, padding=kernel // 2, bias=False)
+    """Give a ResNet a stem of stride 1 without pooling."""
+    in_chs, out_chs = network.conv1.in_channels, network.conv1.out_channels
+    network.conv1 = nn.Conv2d(in_chs, out_chs, kernel, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as timm's are
     network.maxpool = nn.Identity()
     return network
@@ -64,7 +64,7 @@ def resnext(*, num_classes: int = 10, in_chans: int = 3, img_size: int = 32) -> 
         in_chans,
         channels=(128, 256, 512),
         cardinality=2,
-        base_width=32,  # of a group, for 64 channels
+        base_width=32,  # width of a group at 64 channels
     )
-    network.layer4 = nn.Identity()  # timm's forward pass has four stages
+    network.layer4 = nn.Identity()  # timm's forward pass expects four stages
     return small_images(network, kernel=1)

@@ -1,6 +1,6 @@
-"""RVT: convolutions in the stem and the FFNs, mean pooling, and attention logits scaled by position.
+"""RVT (Mao et al. 2022, Towards Robust Vision Transformer): convolutional stem and FFNs, position-aware attention.
 
-Mao et al. 2022, Towards Robust Vision Transformer; the `conv` queries, keys and values are those of RSPC's code.
+`qkv: conv` is the variant in the code of RSPC.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bastion.models.stems import Grid, as_image, as_tokens, patch_grid
 
 QKV = Literal["linear", "conv"]
 
-_STEM_STRIDES = {16: (2, 2), 8: (1, 2), 4: (1, 1)}  # of the first convolution and the pooling, by patch size
+_STEM_STRIDES = {16: (2, 2), 8: (1, 2), 4: (1, 1)}  # by patch size: of the first convolution and of the pooling
 
 
 class PatchEmbed(nn.Module):
-    """7×7 convolution, BatchNorm, max-pooling, 4×4 convolution. Patches below 16 change strides, not weights."""
+    """7×7 convolution, BatchNorm, max-pooling, 4×4 convolution. Patches below 16 have smaller strides, same weights."""
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention. Given a number of tokens, a learned P for each pair of them scales the logits by sigmoid(P)."""
+    """Self-attention. Given a number of tokens, logits are scaled by sigmoid(P), P learned for each pair of tokens."""
 
     def __init__(self, dim: int, num_heads: int, qkv: QKV, tokens: int | None) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def _check_tokens(got: int, made_for: int) -> None:
 
 
 class ConvFFN(nn.Module):
-    """1×1, depthwise 3×3 and 1×1 convolutions, each with BatchNorm, on the grid of the tokens."""
+    """1×1, depthwise 3×3 and 1×1 convolutions, each with BatchNorm, on the grid of tokens."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class ConvFFN(nn.Module):
 
 
 class RVTBlock(nn.Module):
-    """Attention, then FFN, each after a LayerNorm and beside a skip."""
+    """A pre-norm transformer block."""
 
     def __init__(
         self, dim: int, num_heads: int, *, qkv: QKV, tokens: int | None, conv_ffn: bool, drop_path_rate: float
@@ -131,7 +131,7 @@ class RVTBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks on the tokens of an image, (B, d, H, W) to the same."""
+    """Transformer blocks on a feature map, (B, d, H, W) to (B, d, H, W)."""
 
     def __init__(self, blocks: Iterable[RVTBlock]) -> None:
         super().__init__()
@@ -162,10 +162,10 @@ class Stage(nn.Module):
     blocks=(Blocks("transformers.*.blocks.*", "tokens"),),
 )
 class RVT(nn.Module):
-    """Stages with half the grid and twice the width each; the mean of the last one's tokens is classified.
+    """Each stage has half the grid and twice the width of the one before; the head gets the mean of the last tokens.
 
-    `masked_blocks` of the first stage scale their logits by position; none: plain RVT. `qkv: conv` makes queries, keys
-    and values by convolution, as RSPC's `_afat` models do.
+    The first `masked_blocks` blocks scale their attention logits by position (RVT*); 0: plain RVT. `qkv: conv` computes
+    queries, keys and values by convolutions, as the `_afat` models of RSPC do.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class RVT(nn.Module):
             done += depth
         self.transformers = nn.ModuleList(stages)
         self.pools = nn.ModuleList(
-            nn.Sequential(OrderedDict(conv=nn.Conv2d(before, after, 3, 2, padding=1, groups=before)))
-            for before, after in pairwise(dims)
+            nn.Sequential(OrderedDict(conv=nn.Conv2d(in_chs, out_chs, 3, 2, padding=1, groups=in_chs)))
+            for in_chs, out_chs in pairwise(dims)
         )
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
         self.head = nn.Linear(dims[-1], num_classes)

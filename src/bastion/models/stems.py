@@ -1,4 +1,4 @@
-"""Stems: how an image becomes tokens. A convolutional stem makes adversarial training better (Singh et al. 2023)."""
+"""Stems, which turn an image into tokens, and the checks and reshaping that families share."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class Stem(nn.Module):
-    """Convolutions, each with LayerNorm and GELU; then, for a transformer, one of 1×1 to its width."""
+    """Convolutions, each with LayerNorm and GELU; for a transformer, then a 1×1 convolution to its width."""
 
     def __init__(self, layers: Sequence[Layer], in_chans: int, width: int | None = None, *, eps: float = 1e-6) -> None:
         super().__init__()
         stem: list[nn.Module] = []
-        before = in_chans
+        in_chs = in_chans
         for channels, kernel, stride in layers:
-            convolution = nn.Conv2d(before, channels, kernel, stride, padding=kernel // 2)
+            convolution = nn.Conv2d(in_chs, channels, kernel, stride, padding=kernel // 2)
             stem += [convolution, ChannelNorm(channels, eps=eps), nn.GELU()]
-            before = channels
+            in_chs = channels
         if width is not None:
-            stem.append(nn.Conv2d(before, width, 1))
-        self.stem = nn.Sequential(*stem)  # the name in the authors' checkpoints
+            stem.append(nn.Conv2d(in_chs, width, 1))
+        self.stem = nn.Sequential(*stem)  # named as in the authors' checkpoints
 
     def forward(self, x: Tensor) -> Tensor:
         maps: Tensor = self.stem(x)
@@ -41,9 +41,9 @@ class Stem(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """In the place of a patch embedding: 3×3 convolutions of stride 2, each with LayerNorm and GELU, then one of 1×1.
+    """A patch embedding of 3×3 convolutions of stride 2, each with LayerNorm and GELU, and a 1×1 convolution.
 
-    Has the constructor and the attributes that timm's `VisionTransformer` expects of an `embed_layer`.
+    Its constructor and attributes are those that timm's `VisionTransformer` expects of an `embed_layer`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ConvStem(nn.Module):
 
 
 def total_stride(layers: Sequence[Layer]) -> int:
-    """The size of the patches that they make."""
+    """The product of the strides, which is the patch size; an error for layers that are not valid."""
     if not layers:
         raise ValueError("stem: expected one convolution or more, got none")
     for layer in layers:
@@ -89,7 +89,7 @@ def check_patches(img_size: int, patch_size: int) -> None:
 
 
 def patch_grid(img_size: int, patch_size: int, known: Collection[int]) -> tuple[int, int]:
-    """Rows and columns of patches; refuses patches that a stem cannot make, and images that they do not tile."""
+    """Rows and columns of patches; an error for a patch size not in `known`, or that does not divide the image size."""
     if patch_size not in known:
         raise ValueError(f"patch_size: expected one of {sorted(known)}, got {patch_size}")
     check_patches(img_size, patch_size)

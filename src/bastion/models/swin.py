@@ -1,7 +1,7 @@
-"""Swin (Liu et al. 2021) for small images: attention in windows that every other block shifts by half of one.
+"""Swin (Liu et al. 2021) for small images: attention in windows, shifted by half a window in every other block.
 
-As in berniwal's code: biased merging without a norm, one table of relative biases for all heads, and masked shifts
-also where one window covers the map.
+As in berniwal's code: patch merging with bias and without a norm, one table of relative biases for all heads, and
+masked shifts also where one window covers the whole feature map.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Stage:
     width: int
     depth: int
     heads: int
-    merge: int  # side of the patches that it makes tokens of
+    merge: int  # side of the patches that are merged into a token
 
 
 class Merge(nn.Module):
-    """Patches to tokens: (B, H, W, C) to (B, H/f, W/f, D), channel by channel as `nn.Unfold` orders them."""
+    """Patch merging: (B, H, W, C) to (B, H/f, W/f, D); the values of a patch are in the order of `nn.Unfold`."""
 
-    def __init__(self, before: int, after: int, factor: int) -> None:
+    def __init__(self, in_chs: int, out_chs: int, factor: int) -> None:
         super().__init__()
         self.factor = factor
-        self.linear = nn.Linear(before * factor**2, after)
+        self.linear = nn.Linear(in_chs * factor**2, out_chs)
 
     def forward(self, x: Tensor) -> Tensor:
         merged: Tensor = self.linear(_tiles(x, self.factor).permute(0, 1, 3, 5, 2, 4).flatten(3))
@@ -47,7 +47,7 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.heads, self.window, self.shift = stage.heads, window, shift
         self.qkv = nn.Linear(stage.width, 3 * stage.width, bias=False)
-        self.table = nn.Parameter(torch.randn(2 * window - 1, 2 * window - 1))  # (rows, columns) apart
+        self.table = nn.Parameter(torch.randn(2 * window - 1, 2 * window - 1))  # biases by relative (row, column)
         self.proj = nn.Linear(stage.width, stage.width)
         self.register_buffer("index", _offsets(window), persistent=False)
         self.register_buffer("mask", _wrapped(side, window, shift) if shift else None, persistent=False)
@@ -56,7 +56,7 @@ class WindowAttention(nn.Module):
         x = x.roll((-self.shift, -self.shift), (1, 2))
         qkv = self.qkv(_windows(x, self.window)).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B · windows, heads, n, d)
-        bias = self.table.flatten()[self.index]  # (n, n), n tokens a window
+        bias = self.table.flatten()[self.index]  # (n, n) for the n tokens of a window
         if self.mask is not None:
             bias = (bias + self.mask).repeat(len(x), 1, 1)[:, None]  # (B · windows, 1, n, n)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -111,7 +111,7 @@ class Swin(nn.Module):
         super().__init__()
         total = sum(stage.depth for stage in stages)
         rates = iter(torch.linspace(0, drop_path_rate, total, device="cpu").tolist())
-        before, side = in_chans, img_size
+        in_chs, side = in_chans, img_size
         parts: list[nn.Module] = []
         for number, stage in enumerate(stages, 1):
             if side % (stage.merge * window):
@@ -120,14 +120,14 @@ class Swin(nn.Module):
                     f"which windows of {window} do not divide"
                 )
             side //= stage.merge
-            parts.append(Merge(before, stage.width, stage.merge))
+            parts.append(Merge(in_chs, stage.width, stage.merge))
             for index in range(stage.depth):
                 shift = window // 2 if index % 2 else 0
                 parts.append(SwinBlock(stage, side, window, shift, next(rates)))
-            before = stage.width
+            in_chs = stage.width
         self.layers = nn.Sequential(*parts)
-        self.norm = nn.LayerNorm(before)
-        self.head = nn.Linear(before, num_classes)
+        self.norm = nn.LayerNorm(in_chs)
+        self.head = nn.Linear(in_chs, num_classes)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("attn.table")}
@@ -150,7 +150,7 @@ def _windows(x: Tensor, window: int) -> Tensor:
 
 
 def _joined(x: Tensor, shape: torch.Size) -> Tensor:
-    """The inverse, to a map of this shape."""
+    """The inverse of `_windows`, to a feature map of this shape."""
     window = math.isqrt(x.shape[1])
     batch, height, width, channels = shape
     x = x.reshape(batch, height // window, width // window, window, window, channels)
@@ -158,7 +158,7 @@ def _joined(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _offsets(window: int) -> Tensor:
-    """(n, n): which entry of the flat table belongs to a query and a key."""
+    """(n, n): the entry of the flattened table for each query and key."""
     place = torch.arange(window)
     apart = place[None] - place[:, None] + window - 1  # (query, key) along one axis
     rows, columns = apart[:, None, :, None], apart[None, :, None, :]
@@ -166,9 +166,9 @@ def _offsets(window: int) -> Tensor:
 
 
 def _wrapped(side: int, window: int, shift: int) -> Tensor:
-    """(windows, n, n): -∞ between tokens that are neighbours only because the map was rolled round."""
+    """(windows, n, n): -∞ between tokens that are in one window only because the map was rolled."""
     region = torch.zeros(side)
-    region[-shift:] = 1  # came round from the other end
+    region[-shift:] = 1  # rolled over from the other end
     regions = _windows((region[:, None] + 2 * region)[None, :, :, None], window)  # (windows, n, 1)
     together = regions == regions.transpose(1, 2)
     return torch.zeros(together.shape).masked_fill(~together, -torch.inf)

@@ -1,6 +1,6 @@
-"""T2T-ViT: overlapping patches are attended to and merged twice before a narrow, deep ViT.
+"""T2T-ViT (Yuan et al. 2021, Tokens-to-Token ViT): two transformer layers on overlapping patches, then a deep ViT.
 
-Yuan et al. 2021, Tokens-to-Token ViT; the `t` models, whose tokens are made by transformers.
+These are the paper's `t` models, whose stem has transformer layers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _STRIDES = {16: (4, 2, 2), 8: (2, 2, 2), 4: (2, 2, 1)}  # of the three soft spli
 
 
 class TokenAttention(nn.Module):
-    """Attention of one head that narrows; the values take the place of the skip, which would be too wide."""
+    """Single-head attention with a smaller output; the skip connection is around the values, which have its width."""
 
-    def __init__(self, before: int, after: int) -> None:
+    def __init__(self, in_dim: int, out_dim: int) -> None:
         super().__init__()
-        self.scale = before**-0.5  # of the input's width, as the authors have it
-        self.qkv = nn.Linear(before, 3 * after, bias=False)
-        self.proj = nn.Linear(after, after)
+        self.scale = in_dim**-0.5  # by the width of the input, as in the authors' code
+        self.qkv = nn.Linear(in_dim, 3 * out_dim, bias=False)
+        self.proj = nn.Linear(out_dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)  # (B, 1, N, d) each
@@ -36,14 +36,14 @@ class TokenAttention(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """A transformer layer of the stem, (B, N, before) to (B, N, after)."""
+    """A transformer layer of the stem, (B, N, in_dim) to (B, N, out_dim)."""
 
-    def __init__(self, before: int, after: int) -> None:
+    def __init__(self, in_dim: int, out_dim: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(before)
-        self.attn = TokenAttention(before, after)
-        self.norm2 = nn.LayerNorm(after)
-        self.mlp = Mlp(after, after)
+        self.norm1 = nn.LayerNorm(in_dim)
+        self.attn = TokenAttention(in_dim, out_dim)
+        self.norm2 = nn.LayerNorm(out_dim)
+        self.mlp = Mlp(out_dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.attn(self.norm1(x))
@@ -52,14 +52,14 @@ class TokenTransformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """Soft splits into overlapping patches with a token transformer after each but the last, which is projected."""
+    """Three soft splits into overlapping patches; a transformer layer follows the first two, a projection the last."""
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, token_dim: int = 64) -> None:
         super().__init__()
         self.grid_size = patch_grid(img_size, patch_size, _STRIDES)
         self.patch_size = (patch_size, patch_size)
         first, second, third = _STRIDES[patch_size]
-        self.sides = (img_size // first, img_size // first // second)  # of the grids on the way
+        self.sides = (img_size // first, img_size // first // second)  # of the grids after the first two splits
         self.soft_split0 = nn.Unfold(7, stride=first, padding=2 if first == 4 else 3)
         self.attention1 = TokenTransformer(in_chans * 7 * 7, token_dim)
         self.soft_split1 = nn.Unfold(3, stride=second, padding=1)
@@ -86,7 +86,7 @@ class TokensToToken(nn.Module):
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class T2TViT(nn.Module):
-    """Tokens, a class token, fixed positions, and plain pre-norm blocks."""
+    """The stem, a class token, fixed sinusoidal positions, and pre-norm blocks."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class T2TViT(nn.Module):
         self.patch_embed = TokensToToken(img_size, patch_size, in_chans, dim)
         rows, columns = self.patch_embed.grid_size
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02))
-        # Not trained, yet a parameter: the published counts include it.
+        # Not trained, but a parameter, because the published parameter counts include it.
         self.pos_embed = nn.Parameter(sinusoids(1 + rows * columns, dim), requires_grad=False)
         self.blocks = nn.ModuleList(
             Block(dim, heads, mlp_ratio=3.0, drop_path=rate, norm_layer=nn.LayerNorm)
@@ -127,7 +127,7 @@ class T2TViT(nn.Module):
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """(1, positions, dim): sines and cosines in turn, of wavelengths from 2π to 20000π (Vaswani et al. 2017)."""
+    """(1, positions, dim): alternating sines and cosines of wavelengths from 2π to 20000π (Vaswani et al. 2017)."""
     frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * frequencies
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

@@ -14,6 +14,8 @@ from bastion.models.wrap import wrap
 
 
 class Family(NamedTuple):
+    """What timm does not tell of an architecture."""
+
     category: Category | None = None
     paper: str = ""
     blocks: tuple[Blocks, ...] = ()
@@ -28,7 +30,7 @@ _MIXED = (Blocks("stages.*.blocks.*", "tokens", having="attn"), *_STAGES)
 _METAFORMER = (Blocks("stages.*.blocks.*", "tokens", having="token_mixer.qkv"), *_STAGES)
 _GROUPED = (Blocks("blocks.*.*"),)
 
-# What is known of the families that bastion works with most: the first prefix that fits a name.
+# By prefix of the name; the first that matches counts.
 _FAMILIES = {
     "deit3": Family("Transformer", "Touvron et al. 2022, DeiT III", _TOKENS),
     "deit": Family("Transformer", "Touvron et al. 2021, Training data-efficient image transformers", _TOKENS),
@@ -110,9 +112,9 @@ def timm_model(
     img_size: int | tuple[int, int] | None = None,
     **options: Any,
 ) -> Backbone:
-    """A timm model with random weights; `img_size` for any family, windows and tables are made for it."""
+    """A timm model with random weights; every architecture takes `img_size`."""
     for refused in ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"):
-        if refused in options:  # they make timm fetch and read files: a card or recipe from a stranger may not
+        if refused in options:  # they make timm download and read files, which an untrusted card or recipe must not
             raise BastionError(f"model.{refused}: not allowed; weights come from a bastion checkpoint")
     if not timm.is_model(name):
         raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
@@ -127,20 +129,20 @@ def timm_model(
 
 
 def family_of(name: str) -> Family:
-    """What is known of one of timm's architectures."""
+    """The category, paper and blocks of a timm architecture; empty if they are not known."""
     return next((known for prefix, known in _FAMILIES.items() if name.startswith(prefix)), Family())
 
 
 def pretrained(name: str) -> Classifier:
-    """`timm/resnet18.a1_in1k` with the weights and the normalisation that timm has for it, from its hub."""
+    """A timm model such as `resnet18.a1_in1k`, with weights from the hub and the normalisation in timm's config."""
     if not timm.is_model(name) and not name.startswith("hf-hub:"):
         raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
     try:
         network = timm.create_model(name, pretrained=True)
     except Exception as error:
         raise BastionError(
-            f"timm/{name}: its weights could not be had ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            f"is there a network? `timm/{name}:pretrained=false` is the same network, untrained"
+            f"timm/{name}: its weights could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"check the network connection. `timm/{name}:pretrained=false` is the same architecture, untrained"
         ) from error
     return _with_config(network)
 
@@ -150,7 +152,7 @@ def untrained(name: str) -> Classifier:
 
 
 def _with_config(network: nn.Module) -> Classifier:
-    """With what timm says of its images."""
+    """Wrapped with the normalisation in timm's config."""
     config: Any = network.pretrained_cfg
     model = wrap(network.eval(), mean=config["mean"], std=config["std"])
     model.spec = {"name": f"timm/{config['architecture']}", "num_classes": model.num_classes}
@@ -166,7 +168,7 @@ def _created(name: str, img_size: int | tuple[int, int] | None, options: dict[st
         except TypeError as error:
             if "'img_size'" not in str(error):
                 raise
-    network = timm.create_model(name, **options)  # convolutions take any size
+    network = timm.create_model(name, **options)  # a convolutional network, which takes any size
     return network
 
 

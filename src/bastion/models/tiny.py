@@ -1,4 +1,4 @@
-"""Small sizes of timm's families, for 32×32 images and two cores; what is written here has its own beside it."""
+"""Small sizes of timm's families, for 32×32 images; families implemented here have theirs in their own files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tiny/convit": (
         "ConViT for 32×32 images: 64 tokens, 4 blocks that begin as convolutions and one that does not.",
         "convit_tiny",
-        {"patch_size": 4, "embed_dim": 24, "depth": 5, "num_heads": 4, "local_up_to_layer": 4},  # 24 for each head
+        {"patch_size": 4, "embed_dim": 24, "depth": 5, "num_heads": 4, "local_up_to_layer": 4},  # 24 per head
     ),
     "tiny/twins": (
-        "Twins-SVT for 32×32 images: windows and the whole in turn.",
+        "Twins-SVT for 32×32 images: attention in windows and over the whole map, alternating.",
         "twins_svt_small",
         {
             "patch_size": 2,

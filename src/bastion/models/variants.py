@@ -1,4 +1,4 @@
-"""Variants of any model: another activation, finer strides for small images."""
+"""Options that every model takes: another activation function, and smaller strides for small images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bastion.models.classifier import Backbone
 Activation = Literal["gelu", "relu", "silu"]
 
 _MADE: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
-# By name, as timm has its own of most; gates (Sigmoid, Hardsigmoid, Tanh) and softmaxes are no activations.
+# By class name, as timm has its own version of most. Sigmoid, Hardsigmoid and Tanh are gates, and not replaced.
 _ACTIVATIONS = {
     *("ReLU", "ReLU6", "LeakyReLU", "GELU", "GELUTanh", "QuickGELU", "SiLU", "Swish", "Mish", "ELU", "CELU", "SELU"),
     *("Hardswish", "HardSwish", "HardSwishMe", "SwishMe", "MishMe", "HardMish", "HardMishMe", "PReLU", "StarReLU"),
@@ -22,10 +22,10 @@ _STRIDED = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
 def varied(backbone: Backbone, /, *, act_layer: Activation | None = None, unstride: int = 0) -> Backbone:
-    """Keys that every model takes.
+    """Apply the options to what a family has built.
 
-    `act_layer` takes the place of each activation; `unstride: n` sets the stride of the first n convolutions or
-    poolings that have one to 1, so that weights of large images serve small ones.
+    `act_layer` replaces every activation. `unstride: n` sets the stride of the first n strided convolutions or poolings
+    to 1, so that weights trained on large images can be used on small ones.
     """
     if min(backbone.num_classes, *backbone.shape) < 1:
         raise ValueError(
@@ -63,7 +63,7 @@ def _unstride(network: nn.Module, count: int) -> None:
 
 
 def _check_runs(backbone: Backbone, why: str) -> None:
-    """Not every network does: tokens may be counted beforehand, the strides of a branch and its skip go together."""
+    """Some networks do not run with other strides: the number of tokens may be fixed, or a skip no longer fit."""
     network = backbone.network
     image = torch.zeros(1, *backbone.shape, device=next(network.parameters()).device)
     try:

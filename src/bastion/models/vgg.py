@@ -1,4 +1,4 @@
-"""VGG (Simonyan and Zisserman 2015) with BatchNorm for small images: 3×3 convolutions, no skips."""
+"""VGG (Simonyan and Zisserman 2015) with BatchNorm, for small images."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bastion.models.family import Size, family
 
 
 class VGGBlock(nn.Sequential):
-    """A stage between poolings: convolutions with BN and ReLU."""
+    """The convolutions between two poolings, each with BN and ReLU."""
 
-    def __init__(self, before: int, width: int, depth: int) -> None:
+    def __init__(self, in_chs: int, width: int, depth: int) -> None:
         layers: list[nn.Module] = []
         for index in range(depth):
-            conv = nn.Conv2d(width if index else before, width, 3, padding=1)
+            conv = nn.Conv2d(width if index else in_chs, width, 3, padding=1)
             layers += [conv, nn.BatchNorm2d(width), nn.ReLU()]
         super().__init__(*layers)
 
@@ -34,8 +34,8 @@ class VGG(nn.Module):
             raise ValueError(f"img_size: five poolings halve the image, so it needs 32 pixels or more, got {img_size}")
         widths, depths = (64, 128, 256, 512, 512), (2, 2, 3, 3, 3)
         stages: list[nn.Module] = []
-        for (before, width), depth in zip(pairwise((in_chans, *widths)), depths, strict=True):
-            stages += [VGGBlock(before, width, depth), nn.MaxPool2d(2)]
+        for (in_chs, width), depth in zip(pairwise((in_chans, *widths)), depths, strict=True):
+            stages += [VGGBlock(in_chs, width, depth), nn.MaxPool2d(2)]
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(widths[-1], num_classes)
 

@@ -1,6 +1,6 @@
-"""ViTAE (Xu et al. 2021) for small images: attention beside convolutions in every cell, patches at several dilations.
+"""ViTAE (Xu et al. 2021) for small images: attention in parallel with convolutions, patches at several dilations.
 
-As in the authors' first release.
+After the authors' first release.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ EPS = 1e-6  # of LayerNorm
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a cell shrinks the map by `ratio`, to `tokens` channels."""
+    """Settings of a reduction cell."""
 
-    embed: int  # channels of each dilation
-    tokens: int
+    embed: int  # channels of each dilated convolution
+    tokens: int  # channels of the output
     kernel: int
-    ratio: int
-    dilations: int  # from 1 to this
+    ratio: int  # by which the feature map shrinks
+    dilations: int  # dilations are 1 to this
 
 
 @dataclass(frozen=True)
 class Cells:
-    reductions: tuple[Reduction, ...]  # the last one is of patches alone
-    depth: int  # normal cells
+    reductions: tuple[Reduction, ...]  # the last one has no attention
+    depth: int  # number of normal cells
     heads: int
-    groups: int  # of the convolutions in them
+    groups: int  # of the convolutions in normal cells
     mlp_ratio: int = 3
 
 
 class PRM(nn.Module):
-    """Pyramid reduction: the same patches through convolutions of rising dilation, side by side."""
+    """Pyramid reduction module: convolutions of increasing dilation in parallel, concatenated."""
 
-    def __init__(self, before: int, cell: Reduction) -> None:
+    def __init__(self, in_chs: int, cell: Reduction) -> None:
         super().__init__()
         self.convs = nn.ModuleList()
         for dilation in range(1, cell.dilations + 1):
             padding = math.ceil(((cell.kernel - 1) * dilation + 1 - cell.ratio) / 2)
-            conv = nn.Conv2d(before, cell.embed, cell.kernel, cell.ratio, padding, dilation)
+            conv = nn.Conv2d(in_chs, cell.embed, cell.kernel, cell.ratio, padding, dilation)
             self.convs.append(nn.Sequential(conv, nn.GELU()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ class PRM(nn.Module):
 class Performer(nn.Module):
     """Attention in linear time: exp(q·k) as a product of positive random features (Choromanski et al. 2021)."""
 
-    w: Tensor  # (m, d) fixed, orthogonal
+    w: Tensor  # (m, d) orthogonal, not trained
 
-    def __init__(self, before: int, width: int) -> None:
+    def __init__(self, in_chs: int, width: int) -> None:
         super().__init__()
         features = width // 2
-        self.kqv = nn.Linear(before, 3 * width)
+        self.kqv = nn.Linear(in_chs, 3 * width)
         self.proj = nn.Linear(width, width)
         self.register_buffer("w", nn.init.orthogonal_(torch.empty(features, width), gain=math.sqrt(features)))
 
@@ -72,7 +72,7 @@ class Performer(nn.Module):
         k, q = self.features(k), self.features(q)  # (B, N, m)
         total = q @ k.sum(1, keepdim=True).transpose(1, 2)  # (B, N, 1)
         mixed = q @ (k.transpose(1, 2) @ v) / (total + 1e-8)
-        skipped: Tensor = v + self.proj(mixed)  # x is of another width, so the values are the skip
+        skipped: Tensor = v + self.proj(mixed)  # the skip connection is around the values: x has another width
         return skipped
 
     def features(self, x: Tensor) -> Tensor:
@@ -80,17 +80,17 @@ class Performer(nn.Module):
 
 
 class ReductionCell(nn.Module):
-    """Performer attention over pyramid patches, beside three convolutions; then an MLP."""
+    """Performer attention on the output of the PRM, in parallel with three convolutions; then an MLP."""
 
-    def __init__(self, before: int, cell: Reduction) -> None:
+    def __init__(self, in_chs: int, cell: Reduction) -> None:
         super().__init__()
         strides = [2 if 2**place < cell.ratio else 1 for place in range(3)]
         patches = cell.embed * cell.dilations
-        self.PRM = PRM(before, cell)
+        self.PRM = PRM(in_chs, cell)
         self.norm1 = nn.LayerNorm(patches, EPS)
         self.attn = Performer(patches, cell.tokens)
         self.PCM = nn.Sequential(
-            nn.Conv2d(before, cell.embed, 3, strides[0], padding=1),
+            nn.Conv2d(in_chs, cell.embed, 3, strides[0], padding=1),
             nn.SiLU(),
             nn.Conv2d(cell.embed, cell.embed, 3, strides[1], padding=1),
             nn.BatchNorm2d(cell.embed),
@@ -110,7 +110,7 @@ class ReductionCell(nn.Module):
 
 
 class NormalBlock(nn.Module):
-    """A normal cell: attention beside three grouped convolutions on the map, then an MLP."""
+    """A normal cell: attention in parallel with three grouped convolutions, then an MLP."""
 
     def __init__(self, dim: int, cells: Cells, drop_path: float) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ _TINY_CELLS = (Reduction(24, 32, 3, 2, 3), Reduction(32, 32, 3, 2, 2), Reduction
     blocks=(Blocks("blocks.*", "tokens"),),
 )
 class ViTAE(nn.Module):
-    """The 23.18 M parameters that Tang et al. print of ViTAE-S are with a head for 1000 classes, on ten."""
+    """Tang et al. give 23.18 M parameters for ViTAE-S on ten classes, which is the count with a head for 1000."""
 
     def __init__(
         self,
@@ -176,11 +176,11 @@ class ViTAE(nn.Module):
         super().__init__()
         *first, last = cells.reductions
         self.reductions = nn.Sequential()
-        before = in_chans
+        in_chs = in_chans
         for cell in first:
-            self.reductions.append(ReductionCell(before, cell))
-            before = cell.tokens
-        self.reductions.append(PRM(before, last))
+            self.reductions.append(ReductionCell(in_chs, cell))
+            in_chs = cell.tokens
+        self.reductions.append(PRM(in_chs, last))
         rates = torch.linspace(0, drop_path_rate, cells.depth, device="cpu").tolist()
         self.blocks = nn.Sequential(*(NormalBlock(last.tokens, cells, rate) for rate in rates))
         self.head = nn.Linear(last.tokens, num_classes)

@@ -1,8 +1,8 @@
-"""The weights of a network by what they are for: convolution, queries, keys and values, projection, feed-forward.
+"""The weights of a network by their role: convolution, queries/keys/values, attention projection, feed-forward.
 
-Weights are those of linear and convolutional layers. Biases, norms, class tokens, position embeddings and tables are
-none. Families name their layers differently; what counts is where a layer stands, not its type: RVT's feed-forward
-layers are convolutions, and so are CvT's queries.
+Weights are those of linear and convolutional layers, without biases, norms, class tokens, position embeddings and
+tables. The role depends on the names in a layer's path, not on its type: RVT's feed-forward layers are convolutions,
+and so are CvT's projections to queries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Kind = Literal["convolution", "qkv", "projection", "feed-forward", "other"]
 KINDS: tuple[Kind, ...] = ("convolution", "qkv", "projection", "feed-forward", "other")
 
 _QKV = {"q", "k", "v", "qk", "kv", "qkv", "kqv", "query", "key", "value", "in_proj_weight"}
-_PROJECTION = {"proj", "projection", "out_proj"}  # of an attention: of a module that makes queries
+_PROJECTION = {"proj", "projection", "out_proj"}  # only inside a module that also has queries
 _FEED_FORWARD = {"mlp", "mlp_tokens", "mlp_channels", "linear_tokens", "ffn", "leff"}
 
 
 class Weight(NamedTuple):
     name: str
     kind: Kind
-    block: int  # its number in `model.blocks()`, -1: in none of them
+    block: int  # its block's number in `model.blocks()`; -1 if it is in none
     tensor: Tensor  # (outputs, inputs, …)
 
     @property
@@ -38,7 +38,7 @@ class Weight(NamedTuple):
 
 
 def weights(model: nn.Module) -> list[Weight]:
-    """In the order of the network, each tensor once."""
+    """All weights in the order of the network; a shared tensor is listed once."""
     blocks = _block_of_module(model)
     found: dict[int, Weight] = {}
     for name, module, tensor in _layers(model):

@@ -35,7 +35,7 @@ def wide_resnet(
     img_size: int = 32,
     drop_rate: float = 0.0,
 ) -> nn.Module:
-    """WRN-depth-widen: two convolutions a block, three stages, and four layers besides."""
+    """WRN-depth-widen: three stages of (depth - 4) / 6 blocks."""
     widths = (16 * widen, 32 * widen, 64 * widen)
     network = PreActResNet(
         widths,

@@ -1,4 +1,4 @@
-"""A network of the user's own as a `Classifier`: pixels in [0, 1] in, normalised inside, logits out.
+"""The user's own network as a `Classifier`, which takes pixels in [0, 1], normalises them and returns logits.
 
 model = bastion.wrap(network, normalize="imagenet")
 model = bastion.wrap(network, mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.forward import in_mode
+from bastion.forward import device_of, in_mode
 from bastion.models.classifier import Backbone, Blocks, Classifier
 from bastion.models.normalisations import NORMALISATIONS
 
-SIZES = (32, 224, 28, 64, 96, 160, 256, 299, 384)  # of images, tried in turn where the network does not say its own
+SIZES = (32, 224, 28, 64, 96, 160, 256, 299, 384)  # image sizes tried in turn if the network does not declare one
 
 
 def wrap(
@@ -29,16 +29,15 @@ def wrap(
     shape: tuple[int, int, int] | None = None,
     blocks: Sequence[str] = (),
 ) -> Classifier:
-    """The network with its normalisation: by `mean` and `std`, or by a name such as `imagenet`; `none` has none.
+    """The network with its normalisation: `mean` and `std`, or the name of one, such as `imagenet` (`none`: identity).
 
-    `shape` is (C, H, W) of its images, where it cannot be found out. `blocks` are its residual blocks by the names of
-    their modules, * for a number (`layers.*`), if their outputs or Jacobians are wanted.
+    `shape` is (C, H, W) of its images, needed where it cannot be found by trying. `blocks` names the modules that are
+    its residual blocks, * for a number (`layers.*`), for probes that look at their outputs or Jacobians.
     """
     means, stds = _stats(mean, std, normalize)
     found = shape or _shape(module, len(means))
     try:
-        with torch.no_grad(), in_mode(module, training=False):
-            outputs = module(torch.zeros(1, *found, device=_device(module)))
+        outputs = _run(module, found)
     except Exception as error:
         raise BastionError(
             f"wrap: {type(module).__name__} does not take images of {found} ({error}); give shape=(C, H, W)"
@@ -49,7 +48,7 @@ def wrap(
     if blocks:
         known["blocks"] = tuple(map(Blocks, blocks))
     backbone = Backbone(module, outputs.shape[1], found, **known)
-    return Classifier(backbone, means, stds).to(_device(module)).train(module.training)
+    return Classifier(backbone, means, stds).to(device_of(module)).train(module.training)
 
 
 def _stats(
@@ -68,16 +67,15 @@ def _stats(
 
 
 def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
-    """What timm says of its models; else the first size that the network takes."""
+    """The input size in timm's configuration of the network; else the first of `SIZES` that it runs on."""
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None) or {}
     if size := config.get("input_size"):
         return (int(size[0]), int(size[1]), int(size[2]))
     for side in SIZES:
         try:
-            with torch.no_grad(), in_mode(module, training=False):
-                module(torch.zeros(1, channels, side, side, device=_device(module)))
+            _run(module, (channels, side, side))
             return channels, side, side
-        except Exception:  # whatever a stranger's network does with images of another size
+        except Exception:  # a user's network may raise anything on images of another size
             continue
     raise BastionError(
         f"wrap: the size of the images of {type(module).__name__} could not be found; give shape=(C, H, W)"
@@ -85,12 +83,13 @@ def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
 
 
 def _known(module: nn.Module) -> dict[str, Any]:
-    """Of a network of timm's: its paper, its residual blocks."""
+    """Paper and residual blocks, if it is one of timm's networks."""
     from bastion.models.timm import family_of
 
     config: Any = getattr(module, "pretrained_cfg", None) or {}
     return family_of(str(config.get("architecture", "")))._asdict()
 
 
-def _device(module: nn.Module) -> torch.device | None:
-    return next((tensor.device for tensor in module.state_dict().values()), None)
+def _run(module: nn.Module, shape: tuple[int, int, int]) -> Any:
+    with torch.no_grad(), in_mode(module, training=False):
+        return module(torch.zeros(1, *shape, device=device_of(module)))

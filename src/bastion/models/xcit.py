@@ -1,4 +1,4 @@
-"""XCiT (El-Nouby et al. 2021): attention between channels, on timm's class; finer patches for small images."""
+"""XCiT (El-Nouby et al. 2021), attention between channels: timm's class, with smaller patches for small images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bastion.models.classifier import Blocks
 from bastion.models.family import SMALL, Size, family
 from bastion.models.stems import patch_grid
 
-UNSTRIDED = {16: 0, 8: 1, 4: 2, 2: 3}  # patch size: how many of the stem's four convolutions lose their stride
+UNSTRIDED = {16: 0, 8: 1, 4: 2, 2: 3}  # by patch size: how many of the stem's four convolutions get stride 1
 
 
 def make_finer(stem: Any, patch_size: int) -> None:
-    """Patches of 16 become smaller ones, with the same weights."""
-    for layer in stem[::2][: UNSTRIDED[patch_size]]:  # between them stand activations
+    """Make the stem, which is built for patches of 16, give patches of `patch_size`, with the same weights."""
+    for layer in stem[::2][: UNSTRIDED[patch_size]]:  # activations are in between
         layer[0].stride = (1, 1)
 
 
@@ -42,25 +42,15 @@ def xcit(
     depth: int,
     tokens_norm: bool = True,  # the class-attention blocks normalise all tokens
     *,
-    num_classes: int = 1000,
-    in_chans: int = 3,
     img_size: int = 224,
     patch_size: int = 16,
-    drop_path_rate: float = 0.0,
+    **timm: Any,
 ) -> Any:
     grid = patch_grid(img_size, patch_size, UNSTRIDED)
     network = Xcit(
-        patch_size=16,
-        in_chans=in_chans,
-        num_classes=num_classes,
-        embed_dim=width,
-        depth=depth,
-        num_heads=heads,
-        eta=1.0,
-        tokens_norm=tokens_norm,
-        drop_path_rate=drop_path_rate,
+        patch_size=16, embed_dim=width, depth=depth, num_heads=heads, eta=1.0, tokens_norm=tokens_norm, **timm
     )
-    # Always the stem of patches of 16, so that its weights serve all sizes; timm's for 8 has a layer less.
+    # Always the stem for patches of 16, so that weights fit every patch size: timm's stem for 8 has one layer less.
     stem = network.patch_embed
     make_finer(stem.proj, patch_size)
     stem.img_size, stem.patch_size = (img_size, img_size), (patch_size, patch_size)

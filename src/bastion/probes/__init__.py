@@ -1,4 +1,4 @@
-"""Probes by name: what is asked of a model, example by example."""
+"""Probes by name: what is measured of a model, example by example."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ from bastion.types import Batch, Probe
 @probes.register("accuracy")
 @settings(kw_only=False)
 class Accuracy(Probe):
-    """Is the image as it comes classified right?"""
+    """Accuracy on the images as they are."""
 
     role = "clean"
     facts: ClassVar[Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""Does the classification survive an attack?"""
+"""Robust accuracy under an attack."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bastion.types import Batch, Description, Probe
 @probes.register("adversarial")
 @settings(kw_only=False)
 class Adversarial(Probe):
-    """Robust accuracy: `correct` where nothing that the attack returned is both inside the threat and misclassified.
+    """Robust accuracy: `correct` if the clean image is classified right and the attack returns no adversarial example.
 
-    A clean mistake counts as fooled and is not attacked.
+    Images that are misclassified without an attack are not attacked.
     """
 
     threat: Threat
@@ -31,12 +31,11 @@ class Adversarial(Probe):
     facts: ClassVar[Mapping[str, str]] = {
         "correct": "right on the clean image, and not fooled by the attack",
         "in_budget": "the attack returned an image of the threat's set",
-        "distance": "of the adversarial example that fools, in the threat's norm; NaN for survivors",
+        "distance": "of the adversarial example from the image, in the threat's norm; NaN for survivors",
         "prediction": "on what the attack returned",
         "before": "the prediction on the clean image",
         "fooled_by": "the number of the ensemble's member that fooled it, -1 if none did",
-        "forwards": "forward passes that the attack spent on the image",
-        "backwards": "backward passes that the attack spent on the image",
+        **journal.PASSES,
     }
 
     def describe(self) -> Description:
@@ -60,7 +59,7 @@ class Adversarial(Probe):
 
 
 def describe_attack(attack: Attack, threat: Threat) -> Description:
-    """What a probe that attacks says of itself."""
+    """The description of a probe that runs this attack."""
     members = tuple(name for name, _ in attack.named_members(threat.norm))
     return Description(threat, members, attack.versions(threat.norm))
 

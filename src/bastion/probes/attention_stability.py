@@ -1,4 +1,4 @@
-"""How much does attention change when some patches are occluded? (Guo et al. 2023, Figs. 2, 4 and 5)."""
+"""Change of attention maps when some patches are occluded (Guo et al. 2023, Figs. 2, 4 and 5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bastion import journal
 from bastion.acceleration import accelerate
-from bastion.attacks.patch import attention_taps, on_the_image
+from bastion.attacks.patch import attention_taps, on_patch_grid
 from bastion.errors import BastionError
 from bastion.forward import check_batch
 from bastion.patches import token_grid
@@ -27,8 +27,8 @@ from bastion.types import Batch, Tapped
 class AttentionStability(OccludedProbe):
     """Cosine similarity of the attention maps of the clean and the occluded image, for each head of each layer.
 
-    Layers are the blocks with self-attention between tokens, in windows or between channels; class attention
-    is left out. A head's map is one vector: all its queries and keys, in all windows.
+    Layers are the blocks with self-attention between tokens, in windows or between channels, without class attention.
+    A head's map, over all queries, keys and windows, is taken as one vector.
     """
 
     name = "attention-stability"
@@ -37,8 +37,7 @@ class AttentionStability(OccludedProbe):
         "lowest": "the lowest over the masks of the mean over heads and layers",
         "similarity_by_head": "by layer and head, mean over the masks; NaN where a layer has fewer heads than another",
         "similarity_by_mask": "by mask, mean over heads and layers",
-        "forwards": "forward passes that the image took",
-        "backwards": "backward passes that the image took",
+        **journal.PASSES,
     }
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
@@ -52,7 +51,7 @@ class AttentionStability(OccludedProbe):
         return {**facts, **notes.passes(batch.index), "clean": batch.x}
 
     def _compare(self, model: nn.Module, batch: Batch, chunks: list[range], *, seed: int) -> dict[str, Tensor]:
-        """Facts of some examples, and pictures under the first mask."""
+        """The facts of some examples, and images and attention maps under the first mask."""
         clean = attention_maps(model, batch)
         compared, pictures = [], {}
         for numbers in chunks:
@@ -75,7 +74,7 @@ class AttentionStability(OccludedProbe):
 
 
 def attention_maps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Of every block with self-attention, by name and in order: (B, windows, heads, queries, keys)."""
+    """The maps (B, windows, heads, queries, keys) of every block with self-attention, by name and in order."""
     where = "probe attention-stability"
     with torch.no_grad():
         _, taps = attention_taps(model, batch.x, where)
@@ -92,9 +91,9 @@ def attention_maps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def similarities(clean: dict[str, Tensor], occluded: dict[str, Tensor]) -> Tensor:
-    """(masks, B, layers, heads): cosines of the maps of B clean images and of the same images under each mask.
+    """(masks, B, layers, heads): cosine similarity of the maps of clean images and of the same images under each mask.
 
-    A layer with fewer heads than another one is filled up with NaN.
+    Layers with fewer heads are padded with NaN.
     """
     heads = max(attention.shape[2] for attention in clean.values())
     layers = []
@@ -107,22 +106,22 @@ def similarities(clean: dict[str, Tensor], occluded: dict[str, Tensor]) -> Tenso
 
 
 def centre_attention(maps: Iterable[Tensor], x: Tensor) -> Tensor:
-    """(B, layers, rows, columns): how the query in the middle of the image attends to it, mean over heads.
+    """(B, layers, rows, columns): the attention of the token in the middle of the image, mean over heads.
 
-    Maps are (B, 1, heads, queries, keys) between tokens of the image; rows and columns are those of the finest.
+    Maps are (B, 1, heads, queries, keys) between tokens of the image, resized to the finest grid among them.
     """
     found = []
     for attention in maps:
         queries = attention.shape[3]
         rows, columns = token_grid(queries, *x.shape[2:])
         centre = queries - rows * columns + (rows // 2) * columns + columns // 2
-        found.append(on_the_image(attention[:, 0, :, centre].mean(1, keepdim=True), x))
+        found.append(on_patch_grid(attention[:, 0, :, centre].mean(1, keepdim=True), x))
     finest = max((each.shape[2:] for each in found), key=math.prod)
     return torch.cat([F.interpolate(each, finest, mode="nearest") for each in found], 1)
 
 
 def _pictures(model: nn.Module, maps: Mapping[str, Mapping[str, Tensor]], x: Tensor) -> dict[str, Tensor]:
-    """Of the layers in which every token attends over the whole image; channels and windows have no such picture."""
+    """Attention of the centre in layers with attention between all tokens, not in windows or between channels."""
     assert isinstance(model, Tapped)
     kinds = {block.name: block.attention for block in model.blocks()}
     shown = {

@@ -1,4 +1,4 @@
-"""How sure a model is of its prediction."""
+"""The confidence of a model in its prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far away is the nearest image that fools the model?"""
+"""Distance to the nearest adversarial example."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from bastion.types import Batch, Description, Probe
 @probes.register("distortion")
 @settings(kw_only=False)
 class Distortion(Probe):
-    """`distance` of the nearest adversarial example found: 0 for clean mistakes, inf where there is none.
+    """Distance to the nearest adversarial example found: 0 for misclassified clean images, inf if none was found.
 
-    The share of examples with `distance` above a radius bounds the robust accuracy at every radius at once.
+    For every radius, the share of examples with a larger distance is an upper bound of the robust accuracy.
     """
 
     norm: Norm
@@ -34,11 +34,10 @@ class Distortion(Probe):
 
     role = "attack"
     facts: ClassVar[Mapping[str, str]] = {
-        "distance": "of the nearest adversarial example found: 0 for clean mistakes, inf where none was found",
+        "distance": "to the nearest adversarial example found: 0 for misclassified clean images, inf if none was found",
         "prediction": "on that example",
         "before": "the prediction on the clean image",
-        "forwards": "forward passes that the attack spent on the image",
-        "backwards": "backward passes that the attack spent on the image",
+        **journal.PASSES,
     }
 
     def describe(self) -> Description:

@@ -1,4 +1,4 @@
-"""How often a prediction changes while an image changes a little: the flip rate of ImageNet-P and CIFAR-10-P."""
+"""The flip rate of ImageNet-P and CIFAR-10-P: how often the prediction changes along a perturbation sequence."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bastion.types import Batch, Description, Probe
 @probes.register("flip-rate")
 @settings(kw_only=False)
 class FlipRate(Probe):
-    """The share of a sequence's frames whose prediction is another one than that of the frame before.
+    """The share of a sequence's frames whose prediction differs from that of the previous frame.
 
-    Frames of noise are compared with the first one, the clean image. Labels play no part. Hendrycks and Dietterich
-    2019, Sec. 4.2, where it is called flip probability.
+    Frames of noise are compared with the first one, the clean image. Labels are not used. Hendrycks and Dietterich
+    2019, Sec. 4.2, call it flip probability.
     """
 
     perturbation: Perturbation
 
     role = "corruption"
     facts: ClassVar[Mapping[str, str]] = {
-        "flip_rate": "share of frames with another prediction than the frame before; for noise, than the clean image"
+        "flip_rate": "share of frames whose prediction differs from the previous frame's; for noise, the clean image's"
     }
 
     def describe(self) -> Description:

@@ -1,4 +1,4 @@
-"""Which frequencies a model needs, and which an attack on it needs: accuracy on filtered images and perturbations."""
+"""Accuracy on low-pass and high-pass filtered images, and under filtered perturbations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from bastion.types import Batch, Description, Probe
 @probes.register("frequency")
 @settings
 class Frequency(Probe):
-    """Accuracy on images and under perturbations of which only low, or only high frequencies are left.
+    """Accuracy on low-pass and high-pass filtered images, and under perturbations filtered in the same way.
 
-    Filters are ideal ones at each of `cutoffs`, in cycles per pixel (`probes/spectrum.py`). High-passed images keep
-    their mean, and filtered images are clamped to [0, 1]. Every example is attacked; filtered perturbations are
+    Filters are ideal, at each of `cutoffs`, in cycles per pixel (`probes/spectrum.py`). High-pass filtered images keep
+    their mean, and filtered images are clipped to [0, 1]. Every example is attacked; filtered perturbations are
     projected back into the threat's set.
     """
 
@@ -43,8 +43,7 @@ class Frequency(Probe):
         "high_pass": "right on the image's frequencies above each cut-off, and its mean",
         "attack_low_pass": "right on the image plus the perturbation's frequencies up to each cut-off",
         "attack_high_pass": "right on the image plus the perturbation's frequencies above each cut-off",
-        "forwards": "forward passes that the attack spent on the image",
-        "backwards": "backward passes that the attack spent on the image",
+        **journal.PASSES,
     }
 
     def describe(self) -> Description:
@@ -72,6 +71,6 @@ class Frequency(Probe):
 
 
 def _right(model: nn.Module, batch: Batch, variants: Iterable[Tensor]) -> Tensor:
-    """(B, variants) bool."""
+    """(B, variants) bool: each variant of the images is classified right."""
     with torch.no_grad():
         return torch.stack([~misclassified(forward.logits(model, x), batch.y) for x in variants], 1)

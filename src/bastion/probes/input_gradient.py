@@ -1,4 +1,4 @@
-"""What the gradient at an image looks like: how well it is aligned with the image, and at which frequencies it lies."""
+"""Input gradients: their alignment with the image, and their energy by frequency."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bastion.types import Batch, Probe
 class InputGradient(Probe):
     """Alignment of the gradient g with the image x, |⟨x, g⟩| / ‖g‖ (Etmann et al. 2019), and g by frequency.
 
-    Theirs is the gradient of the predicted class's logit, the saliency map; `of: loss` takes the cross-entropy's.
-    Pixels are in [0, 1], so the mean of an image weighs much; `correlation` is free of it. NaN where g is zero.
+    They use the gradient of the predicted class's logit, the saliency map; `of: loss` uses that of the cross-entropy.
+    Pixels are in [0, 1], so the mean of an image dominates; `correlation` removes the means. NaN if g is zero.
     """
 
     of: Literal["logit", "loss"] = "logit"

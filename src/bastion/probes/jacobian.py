@@ -1,4 +1,4 @@
-"""How far each part of a network can stretch a small change: singular values of Jacobians (Wang and Ruan 2022)."""
+"""Largest singular values of the Jacobians of a network and its parts (Wang and Ruan 2022)."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from bastion.types import Batch, Probe
 
 Fact = Literal["branch", "block", "embedding", "head", "network"]
 OF_BLOCKS = ("branch", "block")
-MEMORY = 1 << 30  # bytes: as many examples at once as need so much
-MOST = 32  # of them
-GRAPHS = 3  # times what a forward pass saves: that pass, the way back, and the way back of that
+MEMORY = 1 << 30  # bytes that the examples of a chunk may need
+MOST = 32  # examples in a chunk
+GRAPHS = 3  # graphs, each about as large as that of a forward pass: its own, of its backward pass, and of that one's
 
 
 @probes.register("jacobian")
 @settings
 class JacobianSpectra(Probe):
-    """The `top` largest singular values of Jacobians, exact to `tolerance`, by products with J and Jᵀ alone.
+    """The `top` largest singular values of Jacobians, exact to `tolerance`, computed by products with J and Jᵀ.
 
     Of every residual block with its skip connection, x + F(x), and without it, F; of the embedding (pixels to the first
-    block), the head (last block to logits) and the whole network.
+    block), of the head (last block to logits) and of the whole network.
     """
 
     parts: Annotated[tuple[Fact, ...], MinLen(1)] = ("branch", "block", "embedding", "head", "network")
     top: AtLeastOne = 1
-    tolerance: Annotated[float, Gt(0), Lt(1)] = 1e-4  # of residuals, in shares of the largest value
-    basis: AtLeastOne = 64  # Lanczos vectors kept at most: fewer take less memory and more products
-    products: AtLeastOne = 2000  # at most, in one search
+    tolerance: Annotated[float, Gt(0), Lt(1)] = 1e-4  # of the residuals, relative to the largest singular value
+    basis: AtLeastOne = 64  # most Lanczos vectors kept: fewer take less memory and more products
+    products: AtLeastOne = 2000  # most products in one search
 
     facts: ClassVar[Mapping[str, str]] = {
         "branch": "largest singular values of the Jacobian of F, by block; NaN where a block changes the shape",
@@ -53,7 +53,7 @@ class JacobianSpectra(Probe):
         "table_1": "largest of `block` over all blocks; NaN for misclassified images (Table 1 of Wang and Ruan)",
         "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
         "products": "with J and with Jᵀ, over all parts",
-        "forward_mode": "searches that took forward mode, as an operation has no second derivative",
+        "forward_mode": "searches that used forward mode, because an operation has no second derivative",
     }
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class JacobianSpectra(Probe):
             columns[part][at], columns[f"{part}_residual"][at] = found.values.float(), found.residuals.float()
             products += found.products.cpu()
             forward_mode += operator.forward_mode
-            unconverged |= ~(found.residuals <= self.tolerance).all(1).cpu()  # true of NaN too
+            unconverged |= ~(found.residuals <= self.tolerance).all(1).cpu()  # true for NaN
         if chain and "block" in self.parts:
             right = ~misclassified(chain.logits, batch.y).cpu()
             columns["table_1"] = columns["block"][..., 0].nan_to_num(0).amax(1).where(right, torch.nan)
@@ -97,7 +97,7 @@ class JacobianSpectra(Probe):
         return set(self.parts) != {"network"}
 
     def _operators(self, model: nn.Module, x: Tensor, chain: Chain | None) -> Iterator[tuple[str, str, Jacobian]]:
-        """The fact, the block if it is about one, and the map whose singular values are wanted."""
+        """The name of the fact, the name of the block ("" if none), and the Jacobian."""
         if chain and set(self.parts) & set(OF_BLOCKS):
             for call in chain.calls:
                 whole = Jacobian(call.function, call.x, f"jacobian, block {call.name}")
@@ -119,7 +119,7 @@ class JacobianSpectra(Probe):
         return largest(operator, start, top=self.top, tolerance=self.tolerance, basis=self.basis, limit=self.products)
 
     def _examples_at_once(self, model: nn.Module, x: Tensor) -> int:
-        """A pure function of the model and the size of images; refuses what one example has no memory for."""
+        """Depends only on the model and the image size; an error if the memory is too small for one example."""
         sizes = [x[0].numel() + forward.logits(model, x)[0].numel()]
         sizes += Chain(model, x, "jacobian").sizes() if self._needs_blocks else []
         vectors = (self.basis + 3 * self.top) * max(sizes) * x.element_size()

@@ -1,4 +1,4 @@
-"""The bound on a block's stretching that needs no singular values, and how loose it is (Wang and Ruan 2022, Eq. 16)."""
+"""An upper bound of singular values by ‖J‖₁ and ‖J‖∞, and how loose it is (Wang and Ruan 2022, Eq. 16)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bastion.probes import probes
 from bastion.settings import AtLeastOne, settings
 from bastion.types import Batch, Probe
 
-ROWS = 64  # of Jacobians that one product makes
+ROWS = 64  # rows of Jacobians computed by one product
 BY_BLOCK = ("norm_1", "norm_inf", "frobenius", "sigma")
 
 
@@ -27,10 +27,10 @@ BY_BLOCK = ("norm_1", "norm_inf", "frobenius", "sigma")
 class JacobianNorms(Probe):
     """‖J‖₁ and ‖J‖∞ of every residual block with its skip connection, row by row, and √(‖J‖₁‖J‖∞) ≥ σ_max.
 
-    A product for each number that a block puts out: for small blocks alone. No more than some rows are ever there.
+    It takes a product for each number in a block's output, so blocks must be small. J is never stored as a whole.
     """
 
-    most: AtLeastOne = 16384  # numbers that a block may put out
+    most: AtLeastOne = 16384  # most numbers in a block's output
 
     facts: ClassVar[Mapping[str, str]] = {
         "norm_1": "largest column sum of |J|, by block",
@@ -65,7 +65,7 @@ class JacobianNorms(Probe):
         return facts | {"table_2": bound, "looseness": bound / facts["sigma"].amax(1)}
 
     def _check(self, chain: Chain) -> None:
-        """Refuse before the first product."""
+        """Raise an error before the first product if a block is too large."""
         widest = max(chain.calls, key=lambda call: call.y[0].numel())
         if (size := widest.y[0].numel()) > self.most:
             raise BastionError(
@@ -75,7 +75,7 @@ class JacobianNorms(Probe):
 
 
 def _norms(jacobian: Jacobian, copies: int) -> dict[str, Tensor]:
-    """(B,) each, of a batch in which every example stands `copies` times."""
+    """The norms (B,) for a batch in which every example is repeated `copies` times."""
     b, m = len(jacobian.x) // copies, jacobian.outputs
     columns = torch.zeros(b, jacobian.inputs, dtype=torch.float64, device=jacobian.x.device)
     rows, squares = columns.new_zeros(b), columns.new_zeros(b)

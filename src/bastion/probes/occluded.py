@@ -1,4 +1,4 @@
-"""Images with a share of their patches occluded (Eq. 1 of RSPC), by masks that are given and not searched for."""
+"""Base classes of probes on images with a share of their patches occluded (Eq. 1 of RSPC), random or learned ones."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from bastion.settings import AtLeastOne, Share, settings
 from bastion.threat import Threat
 from bastion.types import Batch, Description, Probe
 
-FREE = Threat("linf", 1.0)  # whatever fills a patch stays as it is
+FREE = Threat("linf", 1.0)  # allows any change of a pixel
 
 
 @settings
 class MaskedProbe(Probe):
-    """Looks at images with a share of their patches changed: random ones, fixed by seed, index and mask number.
+    """A probe that changes a share of the patches: random ones, determined by seed, index and number of the mask.
 
-    They are those of the attack `patch-occlusion`: mask 0 of its first draw, mask 1 of the second. Instead, the patches
-    may be those that a corruption model picks, which are the same for every mask.
+    Mask 0 is that of the first draw of the attack `patch-occlusion`, mask 1 of the second. With `corruption_model`, the
+    patches are those that it picks, the same for every mask.
     """
 
     share: Share = 0.1  # of the patches, ρ in RSPC
     size: AtLeastOne = 8  # side of a patch in pixels
     corruption_model: str | None = None  # a run of the objective rspc, or its model folder
-    identity: str = field(init=False, default="")  # facts are of the corruption model as it is now
+    identity: str = field(init=False, default="")  # of the corruption model's weights, which facts depend on
 
     name: ClassVar[str]
 
@@ -66,16 +66,16 @@ class MaskedProbe(Probe):
 
 @settings
 class OccludedProbe(MaskedProbe):
-    """Looks at images with patches occluded, under several masks each."""
+    """A probe on occluded images, under several masks each."""
 
-    masks: AtLeastOne = 1  # for each image
-    fill: Literal["noise", "zero"] = "noise"  # uniform noise, fresh for each mask, or black
+    masks: AtLeastOne = 1  # per image
+    fill: Literal["noise", "zero"] = "noise"  # uniform noise, drawn for each mask, or black
 
     def describe(self) -> Description:
         return Description(versions=(PatchOcclusion.version,))
 
     def occluded(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Batch:
-        """The images under each of these masks: all under the first, then all under the second."""
+        """The images under each of these masks: all images under the first, then all under the second, …"""
         images = [
             self._fill(batch, mask, number, seed=seed)
             for number, mask in zip(numbers, self.masks_of(batch, numbers, seed=seed), strict=True)
@@ -90,7 +90,7 @@ class OccludedProbe(MaskedProbe):
         return PatchOcclusion().filled(batch, mask, FREE, seed=seed, draw=draw)
 
     def full_batches(self, batch: Batch, size: int) -> Iterator[tuple[Tensor, list[range]]]:
-        """Positions of some examples at a time, and the masks that go with them through the model at once."""
+        """Positions of examples, and numbers of masks, that together make batches of about `size` images."""
         examples, masks = torch.arange(len(batch.x), device=batch.x.device), range(self.masks)
         some = max(1, min(len(examples), size))
         together = max(1, size // some)
@@ -100,12 +100,12 @@ class OccludedProbe(MaskedProbe):
 
 
 def true_class(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) the softmax probability of the right class."""
+    """(B,): the softmax probability of the true class."""
     return logits.softmax(1).gather(1, y[:, None])[:, 0]
 
 
 def _identity(source: str) -> str:
-    """Changes with the weights of the corruption model."""
+    """A fingerprint of the corruption model's weights."""
     networks = checkpoint.read_card(locate(source)).networks
     if networks is None:
         load_corruption_model(source)  # says what is missing
@@ -114,7 +114,7 @@ def _identity(source: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _corruption_model(source: str, identity: str, device: torch.device) -> CorruptionModel:
-    """Loaded when it is first needed, and once in each process."""
+    """Loaded on first use, once in each process."""
     if _identity(source) != identity:
         raise BastionError(f"corruption model of {source}: it changed on the disk while it was used; measure again")
     return load_corruption_model(source).to(device)

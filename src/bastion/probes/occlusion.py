@@ -1,4 +1,4 @@
-"""How right and how sure is a model when some patches are occluded? (Guo et al. 2023, Figs. 2, 4 and 6)."""
+"""Accuracy and confidence when some patches are occluded (Guo et al. 2023, Figs. 2, 4 and 6)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bastion.types import Batch, hard
 @probes.register("occlusion")
 @settings
 class Occlusion(OccludedProbe):
-    """Accuracy and confidence in the true class under given masks, whatever the clean image gives.
+    """Accuracy and confidence in the true class under given masks, also of images that are misclassified when clean.
 
-    `correct` is of the first mask, so that each image counts once with one mask; `share_right` is the mean over all.
+    `correct` is for the first mask; `share_right` is the mean over all masks.
     """
 
     name = "occlusion"
@@ -36,8 +36,7 @@ class Occlusion(OccludedProbe):
         "clean_confidence": "probability of the true class on the clean image",
         "right_by_mask": "right under each mask",
         "confidence_by_mask": "probability of the true class under each mask",
-        "forwards": "forward passes that the image took",
-        "backwards": "backward passes that the image took",
+        **journal.PASSES,
     }
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:

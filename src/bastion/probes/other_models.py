@@ -1,4 +1,4 @@
-"""Models that a probe needs besides the one that is measured: by name, loaded when they are first needed."""
+"""Models that a probe needs besides the measured one: given by name, loaded on first use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bastion.types import Batch
 
 
 def identity(name: str) -> str:
-    """Changes with the weights of the model and with how they are used: facts are of the model as it is now."""
+    """A fingerprint of the model's weights and of how they are used, which a probe's facts depend on."""
     card = checkpoint.read_card(locate(name))
     return storage.fingerprint(card.model_dump(mode="json", exclude={"about", "format", "logits"}), digits=16)
 
 
 def other_model(name: str, known: str, model: nn.Module, batch: Batch, where: str) -> Accelerated:
-    """The named model, of this identity, for what the measured one is run on: the same device, images and classes."""
+    """The named model, of the identity `known`, on the device and for the images and classes of the measured model."""
     shape, accelerated = tuple(batch.x.shape[1:]), getattr(model, "enabled", True)
     return _loaded(name, known, shape, batch.x.device, accelerated, columns_of(model), where)
 
@@ -39,7 +39,7 @@ def _loaded(
     columns: tuple[int, ...] | None,
     where: str,
 ) -> Accelerated:
-    """Once in each process."""
+    """Loaded once in each process."""
     other = load(name).to(device)
     if identity(name) != known:
         raise BastionError(f"{where} {name} changed on the disk while it was used; measure again")
@@ -51,7 +51,7 @@ def _loaded(
 
 
 def other_logits(other: nn.Module, x: Tensor, classes: int, where: str) -> Tensor:
-    """Without a gradient, if they are of as many classes as the measured model's."""
+    """Logits without a gradient; an error if the number of classes is not that of the measured model."""
     with torch.no_grad():
         logits = forward.logits(other, x)
     if logits.shape[1] != classes:
@@ -65,7 +65,7 @@ def other_logits(other: nn.Module, x: Tensor, classes: int, where: str) -> Tenso
 def logits_of_others(
     names: Sequence[str], identities: Sequence[str], model: nn.Module, batch: Batch, classes: int, where: str
 ) -> list[Tensor]:
-    """Of each named model at batch.x."""
+    """The logits of each named model at batch.x."""
     return [
         other_logits(other_model(name, known, model, batch, where), batch.x, classes, f"{where} {name}")
         for name, known in zip(names, identities, strict=True)

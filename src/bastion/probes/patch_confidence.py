@@ -1,4 +1,4 @@
-"""What a change of some patches does to the confidence in the true class (Guo et al. 2023, Fig. 1)."""
+"""Confidence in the true class when some patches are attacked, noisy or occluded (Guo et al. 2023, Fig. 1)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bastion.types import Batch, Description, hard
 class PatchConfidence(MaskedProbe):
     """Probability of the true class: clean, and with the same patches attacked by PGD, made noisy, or occluded.
 
-    What PGD made last counts, not the best of its steps. The radius is that of the paper's PGD-5 on whole images; for
-    patches it tells none, but calls the perturbations invisible.
+    The last iterate of PGD counts, not the best. The radius is that of the paper's PGD-5 on whole images; for patches
+    the paper gives none, but calls the perturbations invisible.
     """
 
     eps: Positive = 8 / 255  # linf, of PGD
@@ -37,8 +37,7 @@ class PatchConfidence(MaskedProbe):
         "adversarial_confidence": "the same with the patches attacked by PGD",
         "noisy_confidence": "the same with Gaussian noise on the patches",
         "occluded_confidence": "the same with the patches replaced by uniform noise",
-        "forwards": "forward passes that the image took",
-        "backwards": "backward passes that the image took",
+        **journal.PASSES,
     }
 
     def describe(self) -> Description:

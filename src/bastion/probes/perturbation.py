@@ -1,4 +1,4 @@
-"""What an adversarial perturbation looks like, and to whom: δ as a picture, classified by this model and by others."""
+"""Adversarial perturbations as images: classified by the model itself and by others, and their energy by frequency."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from bastion.types import Batch, Description, Probe, hard
 @probes.register("perturbation")
 @settings
 class Perturbation(Probe):
-    """Does the perturbation itself look like the image's class? Sec. 4.3.1 and Table 9 of Debenedetti 2022.
+    """Whether the perturbation itself is classified as the image's class (Sec. 4.3.1, Table 9 of Debenedetti 2022).
 
-    Every example is attacked, also clean mistakes. The perturbation is drawn as (δ + ε) / 2ε, and -δ as (ε - δ) / 2ε.
-    Both pictures are classified by the model itself and by `classifiers`: runs, model folders or `zoo/NAME`.
+    Every example is attacked, also misclassified ones. The perturbation is drawn as (δ + ε) / 2ε, and -δ as
+    (ε - δ) / 2ε. Both are classified by the model itself and by `classifiers`: runs, model folders or `zoo/NAME`.
     """
 
     threat: Threat = field(default_factory=lambda: Threat("linf", 4 / 255))
     attack: Attack = field(default_factory=lambda: PGD(steps=100, rel_step=1.5 / 100))
     classifiers: tuple[str, ...] = ()
     bins: AtLeastOne = 16  # rings of frequencies
-    identities: tuple[str, ...] = field(init=False, default=())  # facts are of the classifiers as they are now
+    identities: tuple[str, ...] = field(init=False, default=())  # of the classifiers, which facts depend on
 
     facts: ClassVar[Mapping[str, str]] = {
         "fooled": "right on the clean image, and fooled by the attack",
@@ -46,8 +46,7 @@ class Perturbation(Probe):
         "top1_negative": "the same as top1, of the picture of -δ",
         "top5_negative": "the same as top5, of the picture of -δ",
         "energy": "shares of the energy of δ in rings of frequencies, from 0 to √½ cycles per pixel",
-        "forwards": "forward passes that the attack spent on the image",
-        "backwards": "backward passes that the attack spent on the image",
+        **journal.PASSES,
     }
 
     def __post_init__(self) -> None:
@@ -79,7 +78,7 @@ class Perturbation(Probe):
         }
 
     def _ranked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(B, 1 + classifiers) bool: is the label the first class, and is it one of the first five?"""
+        """(B, 1 + classifiers) bool: the label is the first class; the label is among the first five."""
         with torch.no_grad():
             own = forward.logits(model, batch.x)
         where = "probe perturbation, classifier"
@@ -92,7 +91,7 @@ class Perturbation(Probe):
 def as_picture(delta: Tensor, threat: Threat) -> Tensor:
     """(δ + ε) / 2ε: pixels in [0, 1], 1/2 where nothing changes.
 
-    In ℓ2 and ℓ1, where ε is no bound of a pixel, the largest change of the example takes its place.
+    In ℓ2 and ℓ1, where ε does not bound single pixels, ε is replaced by the largest change of the example.
     """
     largest = delta.abs().amax((1, 2, 3), keepdim=True)
     scale = torch.full_like(largest, threat.eps) if threat.norm == "linf" else largest
@@ -100,6 +99,6 @@ def as_picture(delta: Tensor, threat: Threat) -> Tensor:
 
 
 def in_top(count: int, logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) bool: the label is among the classes with the largest logits. A model that answers NaN has none."""
+    """(B,) bool: the label is among the `count` classes with the largest logits; false for NaN logits."""
     first = logits.topk(min(count, logits.shape[1]), dim=1).indices
     return (first == hard(y)[:, None]).any(1) & ~logits.isnan().any(1)

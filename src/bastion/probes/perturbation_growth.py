@@ -1,4 +1,4 @@
-"""How a perturbation grows from block to block (Wang and Ruan 2022, Sec. 4.2)."""
+"""Growth of a perturbation from block to block (Wang and Ruan 2022, Sec. 4.2)."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from bastion.settings import settings
 from bastion.threat import length
 from bastion.types import Batch, Description, Probe
 
-AT_ONCE = 16  # examples whose blocks are recorded
+AT_ONCE = 16  # examples whose block outputs are kept in memory at once
 
 
 @probes.register("perturbation-growth")
 @settings
 class PerturbationGrowth(Probe):
-    """‖Δx‖₂ after every residual block, between the clean image and what the attack made of it.
+    """‖Δx‖₂ after every residual block, between the clean and the attacked image.
 
-    Beside it that of noise: the same perturbation with its pixels in random order. Clean mistakes are not attacked.
+    For comparison, the same for noise: the perturbation with its pixels in random order. Misclassified images are not
+    attacked.
     """
 
     threat: Threat
     attack: Attack = field(default_factory=PGD)
 
     facts: ClassVar[Mapping[str, str]] = {
-        "attacked": "‖Δx‖₂ at the input of the first block and after each block; NaN for clean mistakes",
-        "entering": "‖Δx‖₂ at the input of each block; another one than after the block before if something is between",
+        "attacked": "‖Δx‖₂ at the input of the first block and after each block; NaN for misclassified clean images",
+        "entering": "‖Δx‖₂ at the input of each block; differs from that after the block before if layers are between",
         "noise": "as `attacked`, with the pixels of the perturbation in random order",
         "pixels": "‖δ‖₂ of the perturbation of the image",
         "gain": "‖Δx‖₂ after the last block over that at the input of the first one",

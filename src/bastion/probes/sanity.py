@@ -1,7 +1,7 @@
-"""Sanity checks: symptoms of a robustness number that should not be trusted, example by example.
+"""Sanity checks for symptoms that a robust accuracy cannot be trusted, example by example.
 
 After Athalye et al. (2018), Carlini et al. (2019) and the checks of AutoAttack (Croce and Hein 2020). What a symptom
-means, and how many examples make a warning, stands in `measuring/sanity.py`.
+means, and how many examples make a warning, is in `measuring/sanity.py`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from bastion.probes import probes
 from bastion.settings import AtLeastOne, Count, settings
 from bastion.types import Batch, Description, Probe
 
-TOLERANCE = 1e-4  # of an answer's length: more than float rounding
-LEVEL = 1 / 255
-BOX = Threat("linf", 1.0)  # every image there is, whatever the norm
+TOLERANCE = 1e-4  # of the l2 norm of the logits: more than float rounding
+LEVEL = 1 / 255  # one grey level
+BOX = Threat("linf", 1.0)  # contains every image
 
 
 @probes.register("sanity")
 @settings
 class Sanity(Probe):
-    """Can a robustness number be trusted? `warning.CODE` is true where an example shows the symptom.
+    """Whether a robust accuracy can be trusted: `warning.CODE` is true where an example shows the symptom.
 
-    Costs 100 forward and 23 backward passes for an image that nothing fools, less for one that PGD fools, and some
-    hundred of each more for one that a single step, noise or Square fools and PGD does not.
+    Takes 100 forward and 23 backward passes for an image that nothing fools, fewer for one that PGD fools, and some
+    hundred more of each for one that a single step, noise or Square fools and PGD does not.
     """
 
     version = 2
 
     threat: Threat
     steps: Annotated[int, Ge(2)] = 10  # of PGD
-    forwards: Annotated[int, Ge(2)] = 3  # that must agree
-    tries: AtLeastOne = 4  # random points of the threat
+    forwards: Annotated[int, Ge(2)] = 3  # forward passes that must agree
+    tries: AtLeastOne = 4  # random images of the threat's set
     queries: Count = 50  # of Square
-    nearby: Count = 8  # points one grey level away, at which the gradient must say what the loss does
+    nearby: Count = 8  # images one grey level away, at which the gradient must predict the change of the margin
     loss: LossName = "ce"  # of FGSM and PGD
 
     role = "check"
@@ -76,21 +76,21 @@ class Sanity(Probe):
             "zero-gradient": right & no_margin,
             "saturated-ce": right & no_ce & ~no_margin,
             "gradient-mismatch": self._mismatch(model, batch, logits, slope, seed) & right & ~(random | dependent),
-            # An attack on a model that is not the same twice fails or succeeds by chance.
+            # On a randomised model an attack succeeds or fails by chance.
             **self._compare_attacks(model, batch, right & ~random, seed),
         }
         return {f"warning.{code}": column for code, column in symptoms.items()}
 
     def _random(self, model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
-        """(B,) bool: the next forward passes do not give the same answer."""
+        """(B,) bool: further forward passes give other logits."""
         with torch.no_grad():
             changed = [differs(logits, forward.logits(model, x)) for _ in range(self.forwards - 1)]
         return torch.stack(changed).any(0)
 
     def _mismatch(self, model: nn.Module, batch: Batch, logits: Tensor, slope: Tensor, seed: int) -> Tensor:
-        """(B,) bool: one grey level away, knowing the gradient is worse than supposing that nothing changes.
+        """(B,) bool: one grey level away, the gradient predicts the margin worse than assuming no change.
 
-        The margin is compared, which is straight where a ReLU network is; changes below its rounding say nothing.
+        The margin is used because it is piecewise linear for a ReLU network; changes below rounding are ignored.
         """
         here = margin(logits, batch.y)
         wrong, changes = torch.zeros_like(here, dtype=torch.float64), torch.zeros_like(here, dtype=torch.float64)
@@ -105,7 +105,7 @@ class Sanity(Probe):
         return wrong > changes + self.nearby * rounding**2
 
     def _compare_attacks(self, model: nn.Module, batch: Batch, right: Tensor, seed: int) -> dict[str, Tensor]:
-        """What PGD does not fool, weaker attacks should not fool, and the same attack without a bound should."""
+        """On images that PGD does not fool: weaker attacks should not succeed, and PGD without a bound should."""
 
         def fooled(which: Tensor, attack: Attack, threat: Threat = self.threat, draw: str = "pgd") -> Tensor:
             return fooled_by(attack, model, batch, which, threat, seed=rng.key("sanity", draw, seed))
@@ -114,8 +114,8 @@ class Sanity(Probe):
         one_step = fooled(survivors, fgsm(loss=self.loss))
         noise = fooled(survivors, PGD(steps=0, restarts=self.tries, loss=self.loss), draw="noise")
         search = fooled(survivors, Square(queries=self.queries), draw="square")
-        # On the border of the ball a loss may rise without a mistake, a step be too long, a random start a bad one:
-        # many short steps of another loss from the image itself have to miss it too.
+        # PGD may also fail for other reasons: too long steps, a bad random start, a loss that rises without a mistake.
+        # So a warning needs that many short steps of another loss from the clean image fail too.
         other: LossName = "ce" if self.loss == "margin" else "margin"
         missed = ~fooled(one_step | noise | search, PGD(steps=10 * self.steps, loss=other, random_start=False))
         unbounded = fooled(survivors, PGD(steps=self.steps, loss=self.loss, random_start=False), BOX)
@@ -128,7 +128,7 @@ class Sanity(Probe):
 
 
 def fooled_by(attack: Attack, model: nn.Module, batch: Batch, which: Tensor, threat: Threat, *, seed: int) -> Tensor:
-    """(B,) bool: those of `which`, all right, that the attack fools inside the threat."""
+    """(B,) bool: the examples among `which`, all classified right, that the attack fools inside the threat."""
     result = torch.zeros_like(which)
     if which.any():
         some = batch.select(which)
@@ -139,40 +139,40 @@ def fooled_by(attack: Attack, model: nn.Module, batch: Batch, which: Tensor, thr
 
 
 def input_slope(loss: Loss, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the loss at the images."""
+    """The gradient of the loss at the images, with NaN and infinities; zero if the model detaches its input."""
     gradient = None
-    if logits.requires_grad:  # a model that detaches its input has no gradient, and is no error
+    if logits.requires_grad:
         (gradient,) = torch.autograd.grad(loss(logits, y).sum(), x, retain_graph=True, allow_unused=True)
     return torch.zeros_like(x) if gradient is None else gradient.detach()
 
 
 def is_stuck(slope: Tensor) -> Tensor:
-    """(B,) bool: the gradient shows no way."""
+    """(B,) bool: the gradient is zero or not finite."""
     flat = slope.flatten(1)
     return ~flat.isfinite().all(1) | (flat == 0).all(1)
 
 
 def differs(logits: Tensor, again: Tensor) -> Tensor:
-    """(B,) bool: two answers are further apart than rounding; a NaN in both is no difference."""
+    """(B,) bool: the logits differ by more than rounding; NaN in both is no difference."""
     length: Tensor = torch.linalg.vector_norm(logits, dim=1)
     return (logits - again).abs().amax(1) > TOLERANCE * length
 
 
 def batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
-    """(B,) bool: the answer changes beside other images, here the negatives of the batch, and in another place."""
+    """(B,) bool: the logits change if other images, here the negatives of the batch, are in the batch."""
     with torch.no_grad():
         among_others = forward.logits(model, torch.cat([1 - x, x]))[len(x) :]
     return differs(logits, among_others)
 
 
 def probabilities(logits: Tensor, grain: float) -> Tensor:
-    """(B,) bool: nothing outside [0, 1], and the sum is 1, but for rounding."""
+    """(B,) bool: the logits are in [0, 1] and sum to 1, up to rounding."""
     slack = max(1e-5, grain)
     unit = (logits > -slack) & (logits < 1 + slack)
     return unit.all(1) & ((logits.sum(1) - 1).abs() < slack)
 
 
 def dark(x: Tensor) -> Tensor:
-    """(B,) bool: not black, but no pixel above 1.5/255."""
+    """(B,) bool: the image is not black, but no pixel is above 1.5/255."""
     brightest = x.flatten(1).amax(1)
     return (brightest > 0) & (brightest <= 1.5 / 255)

@@ -1,7 +1,7 @@
-"""Images by spatial frequency: ideal filters, and where the energy lies.
+"""Spatial frequencies of images: ideal filters, and the energy by frequency.
 
-A frequency is f = (f_y, f_x) in cycles per pixel, as `torch.fft.fftfreq` numbers those of the discrete Fourier
-transform; its radius |f| goes from 0, the mean, to `HIGHEST` in the corner. Channels are transformed one by one.
+A frequency is f = (f_y, f_x) in cycles per pixel, as `torch.fft.fftfreq` gives them; its radius |f| goes from 0, the
+mean, to `HIGHEST` in the corner. Channels are transformed separately.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import torch
 from torch import Tensor
 
 HIGHEST = math.sqrt(0.5)  # both axes at the Nyquist frequency, 1/2
-ROUNDING = 1e-9  # a radius that should lie on a bound lies on it
+ROUNDING = 1e-9  # so that rounding does not move a radius across a bound
 
 
 def radii(x: Tensor) -> Tensor:
-    """(H, W) float64: |f| of each coefficient of images like x."""
+    """(H, W) float64: |f| of each coefficient of images of x's size."""
     rows, columns = (torch.fft.fftfreq(side, dtype=torch.float64, device=x.device) for side in x.shape[2:])
     radius: Tensor = (rows[:, None].square() + columns.square()).sqrt()
     return radius
 
 
 def low_pass(x: Tensor, cutoff: float) -> Tensor:
-    """What of each image has |f| ≤ cutoff; the mean always does."""
+    """The components of each image with |f| ≤ cutoff, which include the mean."""
     kept = torch.fft.fft2(x.double()) * (radii(x) <= cutoff + ROUNDING)
     passed: Tensor = torch.fft.ifft2(kept).real.to(x.dtype)
     return passed
 
 
 def high_pass(x: Tensor, cutoff: float) -> Tensor:
-    """The rest: |f| > cutoff, so without the mean."""
+    """The components with |f| > cutoff, without the mean."""
     return x - low_pass(x, cutoff)
 
 
 def energy_shares(x: Tensor, bins: int) -> Tensor:
-    """(B, bins): shares of the squared coefficients of all channels in rings of equal width, 0 to `HIGHEST`.
+    """(B, bins): shares of the energy, over all channels, in rings of equal width from 0 to `HIGHEST`.
 
-    A ring has its inner bound, and the last the corner too. NaN for an image of zeros.
+    A ring includes its inner bound, the last one also its outer. NaN for an image of zeros.
     """
     power: Tensor = torch.fft.fft2(x.double()).abs().square().sum(1).flatten(1)  # (B, H·W)
     ring = (radii(x) * (bins / HIGHEST) + ROUNDING).long().clamp(max=bins - 1).flatten()

@@ -1,4 +1,4 @@
-"""Images that a model takes for a class of our choice, made from noise or from other images."""
+"""Images synthesised for a target class, from noise or from other images."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from bastion.types import Batch, Probe, hard
 @probes.register("synthesis")
 @settings
 class Synthesis(Probe):
-    """Is what raises a class's probability recognisable as that class? Sec. 4.3.2 of Debenedetti 2022, Figs. 12 and 14.
+    """Images synthesised by raising a class's probability (Sec. 4.3.2 of Debenedetti 2022, Figs. 12 and 14).
 
-    PGD in an ℓ2 ball down the cross-entropy of a class that is drawn by seed and index, without a random start; the
-    last image counts. From an image it is another class than the label.
+    PGD in an ℓ2 ball, without a random start, minimises the cross-entropy of a class drawn by seed and index; the last
+    iterate counts. Starting from an image, the class differs from its label.
     """
 
     start: Literal["noise", "image"] = "noise"  # noise is uniform in [0, 1]
     steps: Count = 100
-    eps: NotNegative | None = None  # None: 15 at 224×224, and in proportion to √pixels elsewhere: 2.14 at 32×32
+    eps: NotNegative | None = None  # None: 15 at 224×224, in proportion to √pixels at other sizes: 2.14 at 32×32
     rel_step: Positive | None = None  # length of a step in units of eps; None: 1.5 / steps
-    classifiers: tuple[str, ...] = ()  # other models that look at the result
-    identities: tuple[str, ...] = field(init=False, default=())  # facts are of the classifiers as they are now
+    classifiers: tuple[str, ...] = ()  # other models that classify the result
+    identities: tuple[str, ...] = field(init=False, default=())  # of the classifiers, which facts depend on
 
     facts: ClassVar[Mapping[str, str]] = {
-        "target": "the class that was asked for",
+        "target": "the target class",
         "success": "the model predicts the target",
         "confidence": "softmax probability of the target",
         "recognised": "predicted as the target, by each of the classifiers",
@@ -67,7 +67,7 @@ class Synthesis(Probe):
         return facts | self._recognised(model, towards.at(x), classes)
 
     def synthesise(self, model: nn.Module, batch: Batch) -> Tensor:
-        """From batch.x towards the classes batch.y."""
+        """Images made from batch.x for the classes batch.y."""
         eps = at_size(15, batch.x) if self.eps is None else self.eps
         size = eps * (1.5 / max(self.steps, 1) if self.rel_step is None else self.rel_step)
         with frozen(model):

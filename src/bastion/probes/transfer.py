@@ -1,4 +1,4 @@
-"""Does the classification survive adversarial examples of another model?"""
+"""Robust accuracy on adversarial examples made for another model."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from bastion.types import Batch, Description, Probe
 @probes.register("transfer")
 @settings(kw_only=False)
 class Transfer(Probe):
-    """Accuracy on what an attack made for another model, the source: a run, a model folder or `zoo/NAME`.
+    """Accuracy on adversarial examples made for another model, the source: a run, a model folder or `zoo/NAME`.
 
-    Every example is attacked, so what is said of the source does not depend on the model that is measured.
-    `correct` where the clean image is right and the attacked one, if it is inside the threat, is right too. `distance`
-    is that of the adversarial example, NaN for survivors.
+    Every example is attacked, so that the facts of the source do not depend on the measured model. `correct` if the
+    clean image is classified right and the attacked one is not adversarial.
     """
 
     source: str
     threat: Threat
     attack: Attack
-    identity: str = field(init=False, default="")  # facts are of the source as it is now
+    identity: str = field(init=False, default="")  # of the source, which facts depend on
 
     role = "attack"
     facts: ClassVar[Mapping[str, str]] = {
         "correct": "right on the clean image and on what the attack made for the source",
         "in_budget": "the attack returned an image of the threat's set",
         "source_fooled": "the attack fooled the source",
-        "distance": "of the adversarial example that fools, in the threat's norm; NaN for survivors",
+        "distance": "of the adversarial example from the image, in the threat's norm; NaN for survivors",
         "prediction": "on what the attack returned",
         "before": "the prediction on the clean image",
-        "forwards": "forward passes that the attack spent on the image, by the source",
-        "backwards": "backward passes that the attack spent on the image, by the source",
+        "forwards": "forward passes of the source spent on the image",
+        "backwards": "backward passes of the source spent on the image",
     }
 
     def describe(self) -> Description:

@@ -1,4 +1,4 @@
-"""Robust accuracy under an ensemble whose costly members attack a sample of the survivors only."""
+"""Robust accuracy under an ensemble whose last, costly members attack only a sample of the survivors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from bastion.types import Batch, Description, Probe
 class TwoPhase(Probe):
     """AutoAttack in two phases: the first members on every example, the others on a random sample of the survivors.
 
-    An example that is sampled gets just what the whole ensemble would give it, so the share of the sample that falls
-    estimates how many of all survivors would. `Facts.two_phase` has the estimate, with its interval.
+    A sampled example is attacked exactly as by the whole ensemble, so the share of the sample that is fooled estimates
+    that of all survivors. `Facts.two_phase` has the estimate, with its interval.
     """
 
     threat: Threat
@@ -40,8 +40,7 @@ class TwoPhase(Probe):
         "sampled": "survived, and drawn for the other members",
         "lost": "sampled, and fooled by the other members",
         "fooled_by": "the number of the member that fooled it, -1 if none did",
-        "forwards": "forward passes that the attacks spent on the image",
-        "backwards": "backward passes that the attacks spent on the image",
+        **journal.PASSES,
     }
 
     def describe(self) -> Description:
@@ -49,7 +48,7 @@ class TwoPhase(Probe):
 
     @property
     def batches(self) -> int:
-        """So that a sample fills the model's batches as well as the survivors of a usual batch would."""
+        """Enough batches that the sample fills the model's batches about as well as the survivors of one batch."""
         return max(1, round(1 / self.share))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:

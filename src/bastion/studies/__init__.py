@@ -1,4 +1,4 @@
-"""Studies by name: what is asked of a whole model."""
+"""Studies by name: what is measured of a model as a whole."""
 
 from typing import Any
 

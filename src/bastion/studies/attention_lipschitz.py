@@ -1,4 +1,4 @@
-"""How far self-attention stretches a small change, and can at most (Wang and Ruan 2022, Theorem 1)."""
+"""Lipschitz constants of self-attention, measured and bounded (Wang and Ruan 2022, Theorem 1)."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from bastion.types import DataSet, Study, Tapped
 @studies.register("attention-lipschitz")
 @settings
 class AttentionLipschitz(Study):
-    """Largest singular value of attention's Jacobian at the tokens of images, and an upper bound; a part is a block.
+    """Largest singular value of attention's Jacobian at the tokens of images, and an upper bound; one part per block.
 
-    Of self-attention as timm's ViTs and the models of Wang and Ruan have it, on the first `images` of the test split.
-    NaN of a model without such attention.
+    For self-attention as in timm's ViTs and the models of Wang and Ruan, on the first `images` of the test split. NaN
+    for a model without such attention.
     """
 
     images: AtLeastOne = 8
-    scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the tokens
+    scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of the tokens
 
     facts: ClassVar[Mapping[str, str]] = {
-        "block": "its number among the residual blocks, from 0; -1: there is none",
+        "block": "number of the block among the residual blocks, from 0; -1 if there is none",
         "measured": "largest singular value of attention's Jacobian, by image",
-        "reached": "length of the longest token that enters attention",
-        "domain": "no token behind this LayerNorm can be longer; NaN without one",
-        "bound": "upper bound of the Lipschitz constant for tokens of at most `domain`, so for every image",
-        "reached_bound": "upper bound for tokens no longer than `reached`",
-        "scale": "that all tokens are multiplied by",
+        "reached": "l2 norm of the longest token that enters attention",
+        "domain": "largest l2 norm that tokens can have after the LayerNorm before attention; NaN without one",
+        "bound": "upper bound of the Lipschitz constant for tokens of norm at most `domain`, so for every image",
+        "reached_bound": "upper bound for tokens of norm at most `reached`",
+        "scale": "factor that all tokens are multiplied by",
         "scaled": "largest of `measured` at tokens multiplied by each scale",
-        "scaled_bound": "upper bound for tokens as long as those",
+        "scaled_bound": "upper bound for tokens of norm at most `reached` times the scale",
     }
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
@@ -82,7 +82,7 @@ class AttentionLipschitz(Study):
 
 
 def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads]]:
-    """Number of the block, the block, its attention and the weights of that."""
+    """For each block with such attention: its number, the block, the attention module and its weights."""
     found = []
     for number, block in enumerate(model.blocks() if isinstance(model, Tapped) else ()):
         known = ((each, _heads(each)) for each in block.module.modules() if block.attends)
@@ -95,7 +95,7 @@ def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads
 def _heads(module: nn.Module) -> Heads | None:
     if isinstance(module, CauchyAttention):
         projection: Any = module.qk
-        q, k = _by_head(projection.weight, module.heads, 2).unbind(2)  # every second row is a key's
+        q, k = _by_head(projection.weight, module.heads, 2).unbind(2)  # queries and keys are interleaved
         bias = _by_head(projection.bias, module.heads, 2)[:, :, 0]
         v = _by_head(module.v.weight, module.heads, 1)[:, :, 0]
         return Heads.of(q, bias, k, v, module.projection.weight.detach(), q.shape[1] ** -0.5)
@@ -116,7 +116,7 @@ def _is_plain(*modules: nn.Module) -> bool:
 
 
 def _inputs(model: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
-    """(B, N, D) that the module gets."""
+    """(B, N, D): the input of the module when the model runs on x."""
     seen: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone()))
     try:
@@ -128,7 +128,7 @@ def _inputs(model: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> Tensor:
-    """(B,) largest singular value of the module's Jacobian."""
+    """(B,): the largest singular value of the module's Jacobian."""
     with frozen(module):
         jacobian = Jacobian(module, tokens, "attention-lipschitz")
         start = rng.normal(seed, index, "attention-lipschitz", (jacobian.inputs,), dtype=tokens.dtype)
@@ -136,7 +136,7 @@ def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> Ten
 
 
 def _layer_norm_radius(norm: nn.Module | None) -> Tensor:
-    """No output of it is longer: normalised numbers have the length √D at most, and then weight and bias come."""
+    """Largest l2 norm of a LayerNorm's output: at most √D when normalised, then weight and bias are applied."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
         return torch.tensor(torch.nan)
     bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias

@@ -1,4 +1,4 @@
-"""What a model costs: counted, and timed on the machine at hand."""
+"""The cost of a model: counted, and timed on this machine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bastion import rng
-from bastion.forward import frozen, in_mode, logits
+from bastion.forward import device_of, frozen, in_mode, logits
 from bastion.models.complexity import macs, parameters
 from bastion.settings import AtLeastOne, settings
 from bastion.studies import studies
-from bastion.studies.examples import device_of
 from bastion.types import DataSet, Study
 
 
 @studies.register("complexity")
 @settings
 class Complexity(Study):
-    """Parameters, multiply-accumulates, throughput, what backward passes cost, and peak memory.
+    """Parameters, multiply-accumulates, throughput, cost of backward passes, and peak memory.
 
-    Times are medians over `repeats` passes of `batch` random images on the device of the model, on one thread of a CPU:
-    they are of the machine that measured them, and of nothing else that ran on it.
+    Times are medians over `repeats` passes of `batch` random images on the model's device, with one thread on a CPU.
+    They depend on the machine, which should run nothing else.
     """
 
     batch: AtLeastOne = 16
@@ -37,12 +36,12 @@ class Complexity(Study):
 
     version = 2
     facts: ClassVar[Mapping[str, str]] = {
-        "parameters": "how many there are",
+        "parameters": "number of parameters",
         "macs": "multiply-accumulates of a forward pass on one image",
         "throughput": "images per second, forward",
-        "attack_pass": "time of a pass forward and back to the image, in forward passes",
-        "training_pass": "time of a pass forward and back to the weights, in forward passes",
-        "memory": "peak bytes per image of a pass forward and back to the weights, besides the weights themselves",
+        "attack_pass": "time of a forward and backward pass to the image, in forward passes",
+        "training_pass": "time of a forward and backward pass to the weights, in forward passes",
+        "memory": "peak bytes per image of a forward and backward pass to the weights, without the weights themselves",
     }
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
@@ -74,7 +73,7 @@ class Complexity(Study):
         }
 
     def _seconds(self, *passes: Callable[[], None]) -> list[float]:
-        """Taken in turn, so that whatever else the machine does falls on all of them."""
+        """Median seconds of each pass. They are timed in turn, so that other load on the machine affects all alike."""
         times: list[list[float]] = [[] for _ in passes]
         for _ in range(1 + self.repeats):
             for each, run in zip(times, passes, strict=True):
@@ -92,7 +91,7 @@ def _wait() -> None:
 
 
 def peak_memory(run: Callable[[], None], device: torch.device) -> int:
-    """Bytes of tensors that were made inside and lived at the same time, at most."""
+    """The largest number of bytes of tensors created by `run` that were alive at the same time."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -105,7 +104,7 @@ def peak_memory(run: Callable[[], None], device: torch.device) -> int:
 
 
 class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of what operations return, until it is freed. A kernel's own scratch space is not seen."""
+    """Counts the bytes of the results of operations until they are freed; not the temporary memory of kernels."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,7 +121,7 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, storage: torch.UntypedStorage, given: set[int]) -> None:
         key = id(storage)
-        if key in self._known or key in given:  # a view of what is there already
+        if key in self._known or key in given:  # a view of an existing tensor
             return
         self._known.add(key)
         self._bytes += storage.nbytes()

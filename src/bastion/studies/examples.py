@@ -1,11 +1,8 @@
-"""The examples that studies look at a model on: the first of a split, always the same."""
+"""The examples that studies use: the first of a split."""
 
 from __future__ import annotations
 
 from typing import Literal
-
-import torch
-from torch import nn
 
 from bastion.errors import BastionError
 from bastion.types import Batch, DataSet
@@ -14,7 +11,7 @@ SplitName = Literal["train", "val", "test"]
 
 
 def first_examples(data: DataSet, split: SplitName, n: int, where: str) -> Batch:
-    """`where` names the setting that asks for so many."""
+    """The first `n` examples of a split; `where` names the setting that n comes from, for the error message."""
     available = len(getattr(data, split))
     if n > available:
         raise BastionError(
@@ -23,7 +20,3 @@ def first_examples(data: DataSet, split: SplitName, n: int, where: str) -> Batch
         )
     batch: Batch = getattr(data, split).batch(range(n))
     return batch.check(len(data.classes), where)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Images that excite one unit of a model (direct feature visualisation, Engstrom et al. 2019)."""
+"""Images that maximise one unit of a model (direct feature visualisation, Engstrom et al. 2019)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from torch.overrides import TorchFunctionMode
 from bastion import rng
 from bastion.attacks.pgd import ascend
 from bastion.errors import BastionError
-from bastion.forward import frozen
+from bastion.forward import device_of, frozen
 from bastion.settings import Count, NotNegative, Positive, settings
 from bastion.studies import studies
 from bastion.threat import Threat, at_size
 from bastion.types import Batch, DataSet, Study, Tapped
 
-FIRST = 10  # units, where none are chosen
+FIRST = 10  # number of units by default
 
 
 @studies.register("feature-visualisation")
 @settings
 class FeatureVisualisation(Study):
-    """Steps of one ℓ2 length up a unit's activation, in the pixel box; a part for each unit.
+    """Gradient ascent on a unit's activation, by ℓ2 steps of fixed length inside [0, 1]; one part per unit.
 
-    A unit is a logit, an entry of what the last linear layer gets, or a channel of a block's output, averaged
-    over its places. Without `smoothness` nothing but the box holds the image back. On the way to the penultimate layer
-    gradients pass the last ReLU even where it is off, as the authors have it: such a unit could not be woken up.
+    A unit is a logit, an input of the last linear layer, or a channel of a block's output, averaged over positions. The
+    image is regularised only by `smoothness`. For the penultimate layer, gradients pass the last ReLU even where it is
+    off, as in the authors' code: a unit that is off could not be activated otherwise.
     """
 
-    layer: Literal["logits", "penultimate"] | int = "penultimate"  # a number: of the block; -1 is the last
-    units: tuple[Count, ...] = ()  # none: the first 10
+    layer: Literal["logits", "penultimate"] | int = "penultimate"  # a number: the block; -1 is the last one
+    units: tuple[Count, ...] = ()  # empty: the first 10
     start: Literal["noise", "image"] = "noise"  # N(0.5, 0.05²) in each pixel, or the test image of the part's number
     steps: Count = 200
-    step: Positive | None = None  # None: 1 at 224×224, in proportion to √pixels elsewhere
+    step: Positive | None = None  # None: 1 at 224×224, in proportion to √pixels at other sizes
     smoothness: NotNegative = 0.0  # weight of the total variation: mean |difference| of neighbours, down plus across
 
     facts: ClassVar[Mapping[str, str]] = {
@@ -74,8 +74,8 @@ class FeatureVisualisation(Study):
         }
 
     def _units(self, model: nn.Module, data: DataSet) -> tuple[int, ...]:
-        device = next((each.device for each in model.parameters()), None)
-        count = Activations(model, self.layer).plain(torch.full((1, *data.shape), 0.5, device=device)).shape[1]
+        grey = torch.full((1, *data.shape), 0.5, device=device_of(model))
+        count = Activations(model, self.layer).plain(grey).shape[1]
         if wrong := [unit for unit in self.units if unit >= count]:
             raise BastionError(
                 f"study feature-visualisation: no unit {wrong[0]} in the layer {self.layer}, which has {count}; "
@@ -84,28 +84,27 @@ class FeatureVisualisation(Study):
         return self.units or tuple(range(min(FIRST, count)))
 
     def _start(self, model: nn.Module, data: DataSet, part: int, seed: int) -> Tensor:
-        device = next((each.device for each in model.parameters()), torch.device("cpu"))
         if self.start == "image":
-            return data.test.batch([part % len(data.test)]).x.to(device)
+            return data.test.batch([part % len(data.test)]).x.to(device_of(model))
         noise = rng.normal(seed, torch.tensor([part]), "feature visualisation", data.shape)
-        return (0.5 + noise / 20).clamp(0, 1).to(device)
+        return (0.5 + noise / 20).clamp(0, 1).to(device_of(model))
 
 
 class Activations(nn.Module):
-    """A model that gives the units of one of its layers in the place of logits, less what an uneven image costs."""
+    """A model that returns the units of one of its layers instead of logits, minus the smoothness penalty."""
 
     def __init__(self, model: nn.Module, layer: str | int, *, smoothness: float = 0.0) -> None:
         super().__init__()
         self.model, self.layer, self.smoothness = model, layer, smoothness
         self.training = model.training
-        self._relus: int | None = None  # that a forward pass runs
+        self._relus: int | None = None  # number of ReLUs in a forward pass
 
     def forward(self, x: Tensor) -> Tensor:
         units = self._units(x)
         return units - self.smoothness * total_variation(x)[:, None] if self.smoothness else units
 
     def plain(self, x: Tensor) -> Tensor:
-        """(B, units) without a gradient, and without the cost."""
+        """(B, units) without a gradient, and without the penalty."""
         with torch.no_grad():
             return self._units(x)
 
@@ -124,7 +123,7 @@ class Activations(nn.Module):
 
 
 class OpenRelu(TorchFunctionMode):
-    """Counts ReLUs; one of them, by its number, lets gradients pass as if it were the identity."""
+    """Counts ReLUs; the gradient of the one with this number is that of the identity."""
 
     RELUS = (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.hardtanh)
 
@@ -139,11 +138,11 @@ class OpenRelu(TorchFunctionMode):
         if self.count != self.number:
             return func(*args, **(kwargs or {}))
         x, *rest = args
-        return x + (func(x.detach().clone(), *rest, **(kwargs or {})) - x).detach()  # it may work in place
+        return x + (func(x.detach().clone(), *rest, **(kwargs or {})) - x).detach()  # clone: it may be in place
 
 
 def penultimate(model: nn.Module, x: Tensor) -> Tensor:
-    """(B, D): what the last linear layer gets that is run on one vector for each image, as the head is."""
+    """(B, D): the input of the last linear layer that is run on one vector per image, which is the head."""
     seen: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -165,7 +164,7 @@ def penultimate(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def block_channels(model: nn.Module, x: Tensor, number: int) -> Tensor:
-    """(B, channels) of a block's output, averaged over its places."""
+    """(B, channels): a block's output, averaged over positions."""
     if not isinstance(model, Tapped):
         raise BastionError(
             f"study feature-visualisation: {type(model).__name__} does not show its blocks; give a bastion Classifier, "
@@ -186,12 +185,12 @@ def block_channels(model: nn.Module, x: Tensor, number: int) -> Tensor:
 
 
 def is_channels_last(output: Tensor) -> bool:
-    """(B, H, W, C), as Swin's blocks have it: two equal sides, and then another number."""
+    """Whether a 4-D output is (B, H, W, C), as in Swin: H equals W, and C differs."""
     return output.shape[1] == output.shape[2] != output.shape[3]
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """(B,) mean |difference| of pixels to the one below, plus that to the one at the right."""
+    """(B,): mean |difference| of vertical neighbours, plus that of horizontal ones."""
     return x.diff(dim=2).abs().mean((1, 2, 3)) + x.diff(dim=3).abs().mean((1, 2, 3))
 
 

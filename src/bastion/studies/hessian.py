@@ -1,4 +1,4 @@
-"""Extreme eigenvalues and the trace of a symmetric operator that is known by its products with vectors."""
+"""Extreme eigenvalues and the trace of a symmetric matrix that is given by its products with vectors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDING = 16  # machine epsilons of the largest value, below which nothing is known
+ROUNDING = 16  # smaller values, in machine epsilons of the largest, count as zero
 Product = Callable[[Tensor], Tensor]  # (P,) -> (P,)
 
 
-class Spectrum(NamedTuple):
-    """Ritz values, largest first, and how far each is from an eigenvalue at most."""
+class Eigenvalues(NamedTuple):
+    """Ritz values, largest first, and upper bounds of their distance to an eigenvalue."""
 
     values: Tensor
     residuals: Tensor
 
 
-def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, tolerance: float) -> Spectrum:
-    """Lanczos with full reorthogonalisation, until the `wanted` largest values are within `tolerance` of the largest
-    absolute one, or `iterations` products are made. The basis takes `iterations` vectors."""
+def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, tolerance: float) -> Eigenvalues:
+    """The `wanted` largest eigenvalues by Lanczos with full reorthogonalisation.
+
+    It stops when their residuals are below `tolerance` times the largest absolute value, or after `iterations`
+    products. The basis takes the memory of `iterations` vectors.
+    """
     basis = start.new_zeros(iterations, len(start))
     vector = start / torch.linalg.vector_norm(start)
     diagonal, beside = list[float](), list[float]()
@@ -30,28 +33,28 @@ def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, to
         basis[step] = vector
         vector = product(vector)
         diagonal.append(torch.dot(vector.double(), basis[step].double()).item())
-        for _ in range(2):  # once leaves what rounding left
+        for _ in range(2):  # twice, because of rounding
             vector = vector - basis[: step + 1].T @ (basis[: step + 1] @ vector)
         beside.append(torch.linalg.vector_norm(vector).item())
         found = _ritz(diagonal, beside)
         scale = found.values.abs().max().item() or 1.0
         rounding = ROUNDING * torch.finfo(start.dtype).eps * scale
-        exhausted = beside[-1] <= rounding  # the basis spans all that the start reaches
+        exhausted = beside[-1] <= rounding  # the basis spans an invariant subspace
         if exhausted or (step + 1 > wanted and found.residuals[:wanted].max() <= tolerance * scale):
             break
         vector = vector / beside[-1]
     return found._replace(residuals=found.residuals.clamp(min=rounding))
 
 
-def _ritz(diagonal: list[float], beside: list[float]) -> Spectrum:
+def _ritz(diagonal: list[float], beside: list[float]) -> Eigenvalues:
     off = torch.tensor(beside[:-1], dtype=torch.float64)
     tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(tridiagonal)
-    return Spectrum(values.flip(0), (beside[-1] * vectors[-1].abs()).flip(0))
+    return Eigenvalues(values.flip(0), (beside[-1] * vectors[-1].abs()).flip(0))
 
 
 def hutchinson(product: Product, signs: Iterable[Tensor]) -> tuple[float, float]:
-    """Mean of z·Hz over random signs z, which is the trace, and its standard error."""
+    """Hutchinson's estimate of the trace, the mean of z·Hz over random signs z, and its standard error."""
     values = torch.tensor([torch.dot(z.double(), product(z).double()).item() for z in signs], dtype=torch.float64)
     error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return values.mean().item(), error

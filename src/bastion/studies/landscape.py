@@ -10,44 +10,38 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import Attack, Threat
-from bastion.settings import AtLeastOne, Positive, settings
+from bastion.settings import Positive, settings
 from bastion.studies import studies
-from bastion.studies.examples import SplitName, device_of, first_examples
 from bastion.studies.weight_space import (
     AtWeights,
+    LossStudy,
     WeightLoss,
     Weights,
-    adversarial,
-    attack_passes,
     filter_normalised,
     random_direction,
     trained_weights,
 )
-from bastion.types import Batch, DataSet, Study
+from bastion.types import Batch, DataSet
 
 
 @studies.register("landscape")
 @settings
-class Landscape(Study):
-    """Mean cross-entropy at θ + α·d₁ + β·d₂, each filter of the random directions d as long as that of the weights θ.
+class Landscape(LossStudy):
+    """Mean cross-entropy at θ + α·d₁ + β·d₂; filters of the random directions d have the norms of those of θ.
 
-    Weights are trained parameters of two or more dimensions. Biases and norms stay, and so do BatchNorm's statistics:
-    the model is in eval mode. With an attack, the loss under it too, attacked anew at every point. A part is one α.
+    Only trained parameters of two or more dimensions change, not biases, norms and BatchNorm's statistics: the model is
+    in eval mode. With an attack, also the loss under attack, with new adversarial examples at every point. One part
+    per α.
     """
 
     dimensions: Literal[1, 2] = 2
     points: Annotated[int, Ge(3)] = 21  # of an axis; odd, so that one of them is the model
     radius: Positive = 1.0  # α and β go from -radius to radius
-    n: AtLeastOne = 256  # examples, the first of the split
-    split: SplitName = "train"
-    threat: Threat | None = None
-    attack: Attack | None = None
-    batch: AtLeastOne = 128  # examples at once
 
+    name = "landscape"
     facts: ClassVar[Mapping[str, str]] = {
-        "alpha": "how far along the first direction, by row",
-        "beta": "how far along the second direction, by column",
+        "alpha": "α, by row",
+        "beta": "β, by column",
         "clean": "mean cross-entropy",
         "adversarial": "mean cross-entropy of what the attack returns",
     }
@@ -55,8 +49,7 @@ class Landscape(Study):
     def __post_init__(self) -> None:
         if self.points % 2 == 0:
             raise ValueError(f"points must be odd, so that the model is one of them, got {self.points}")
-        if (self.threat is None) != (self.attack is None):
-            raise ValueError("the loss under attack needs both `threat` and `attack`")
+        LossStudy.__post_init__(self)
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return self.points
@@ -64,19 +57,19 @@ class Landscape(Study):
     def plan(self, model: nn.Module, data: DataSet) -> str:
         points = self.points**self.dimensions
         told = f"{points} points × {self.n} images"
-        if self.attack is None or self.threat is None:
+        if (passes := self.attack_passes(model, data)) is None:
             return f"{told} = {points * self.n:,} forward passes"
-        forwards, backwards = attack_passes(model, self._examples(model, data), self.attack, self.threat, seed=0)
+        forwards, backwards = passes
         return (
             f"{told}, about {points * self.n * (2 + forwards):,} forward and {points * self.n * backwards:,} backward "
             "passes"
         )
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
-        batch, weights = self._examples(model, data), trained_weights(model, "landscape", matrices=True)
+        batch, weights = self.examples(model, data), trained_weights(model, "landscape", matrices=True)
         first, second = (self._direction(weights, number, seed) for number in range(2))
         axis = torch.linspace(-self.radius, self.radius, self.points, dtype=torch.float64)
-        axis[self.points // 2] = 0  # not a rounding error away from the model
+        axis[self.points // 2] = 0  # exactly: the model itself
         columns = axis if self.dimensions == 2 else axis.new_zeros(1)
         row = _moved(weights, axis[part].item(), first)
         losses = [self._losses(model, batch, _moved(row, beta, second), seed) for beta in columns.tolist()]
@@ -86,18 +79,13 @@ class Landscape(Study):
             **{name: torch.tensor([each[name] for each in losses], dtype=torch.float64) for name in losses[0]},
         }
 
-    def _examples(self, model: nn.Module, data: DataSet) -> Batch:
-        return first_examples(data, self.split, self.n, "landscape.n").to(device_of(model))
-
     def _direction(self, weights: Weights, number: int, seed: int) -> Weights:
         return filter_normalised(random_direction(weights, rng.normal, seed, "landscape", number), weights)
 
     def _losses(self, model: nn.Module, batch: Batch, weights: Weights, seed: int) -> dict[str, float]:
         losses = {"clean": WeightLoss(model, batch, self.batch)(weights)}
-        if self.attack is not None and self.threat is not None:
-            parts = batch.chunk(-(-self.n // self.batch))
-            at = AtWeights(model, weights)
-            attacked = Batch.cat([adversarial(at, part, self.attack, self.threat, seed=seed) for part in parts])
+        if self.attack is not None:
+            attacked = self.attacked(AtWeights(model, weights), batch, seed)
             losses["adversarial"] = WeightLoss(model, attacked, self.batch)(weights)
         return losses
 

@@ -1,4 +1,4 @@
-"""How the Rademacher complexity of linear classifiers grows with the dimension (Lemma 1 of Tang et al. 2022)."""
+"""Growth of the Rademacher complexity of linear classifiers with the dimension (Lemma 1 of Tang et al. 2022)."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from bastion.types import DataSet, Study
 # θ with ‖θ‖_p ≤ 1, for p = 1, 2 and ∞; the suprema are norms of the dual order q, 1/p + 1/q = 1.
 P = (1.0, 2.0, math.inf)
 Q = (math.inf, 2.0, 1.0)
-SMALLEST = 4  # pixels of a side
-CHUNK = 1 << 22  # numbers at once
-# The lemma says that there is such a constant. With u = Σσᵢyᵢxᵢ and s = Σσᵢ, the mean over σ and -σ shows that the
-# adversarial complexity is at least the clean one and at least half of ε·d^(1/q)·E|s|/n; E|s| ≥ √(n/2) by Khintchine's
-# inequality (Szarek 1976). Together: (R + T)/(1 + 2√2) ≤ R_adv, where T = ε·d^(1/q)/√n.
+SMALLEST = 4  # pixels per side
+CHUNK = 1 << 22  # numbers computed at once
+# The lemma states that such a constant exists; this one is proved as follows. With u = Σσᵢyᵢxᵢ and s = Σσᵢ, averaging
+# over σ and -σ shows that the adversarial complexity is at least the clean one and at least half of ε·d^(1/q)·E|s|/n;
+# E|s| ≥ √(n/2) by Khintchine's inequality (Szarek 1976). Together (R + T)/(1 + 2√2) ≤ R_adv, where T = ε·d^(1/q)/√n.
 C = 2 / (1 + 2 * math.sqrt(2))
 
 
 @studies.register("rademacher")
 @settings
 class Rademacher(Study):
-    """Empirical complexity of linear classes ‖θ‖_p ≤ 1, clean and under linf attacks, between both bounds of Eq. 4.
+    """Empirical complexity of linear classes ‖θ‖_p ≤ 1, clean and under linf attacks, and both bounds of Eq. 4.
 
-    About the data alone: the model has no part in it. Images are made smaller for smaller dimensions, one part each.
+    It depends on the data only, not on the model. Images are downsampled for smaller dimensions, one part per size.
     Labels are +1 for the first half of the classes and -1 for the others. Facts have columns for p = 1, 2 and ∞.
     """
 
     eps: NotNegative = 8 / 255
     images: AtLeastOne = 500
     split: SplitName = "train"
-    sides: tuple[AtLeastOne, ...] = ()  # of the images, in pixels; none: their own, half of it, … down to 4
-    draws: AtLeastOne = 1000  # of the signs σ that the mean is over
-    centred: bool = True  # the mean image is taken off, so that complexity is not that of a constant
+    sides: tuple[AtLeastOne, ...] = ()  # of the images, in pixels; empty: their own, half of it, … down to 4
+    draws: AtLeastOne = 1000  # of the signs σ, which are averaged over
+    centred: bool = True  # the mean image is subtracted
 
     facts: ClassVar[Mapping[str, str]] = {
-        "dimension": "numbers in an image",
-        "n": "images",
+        "dimension": "number of values in an image",
+        "n": "number of images",
         "clean": "R of Eq. 3, for p = 1, 2, ∞",
         "clean_error": "its standard error, over draws of the signs",
         "adversarial": "the same of the worst case in the linf ball",
@@ -105,5 +105,5 @@ def suprema(x: Tensor, y: Tensor, signs: Tensor, eps: float) -> Tensor:
 
 
 def _error(values: Tensor) -> Tensor:
-    """Of the mean over the first axis."""
+    """Standard error of the mean over the first axis."""
     return values.std(0, correction=min(1, len(values) - 1)) / math.sqrt(len(values))

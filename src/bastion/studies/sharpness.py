@@ -1,4 +1,4 @@
-"""How sharp is the minimum that training has found?"""
+"""Sharpness of the minimum that training has found: worst loss nearby, and the Hessian's eigenvalues and trace."""
 
 from __future__ import annotations
 
@@ -11,61 +11,49 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.attacks import Attack, Threat
+from bastion.forward import device_of
 from bastion.memory import check_memory
 from bastion.settings import AtLeastOne, Count, Positive, settings
 from bastion.studies import studies
-from bastion.studies.examples import SplitName, device_of, first_examples
 from bastion.studies.hessian import hutchinson, lanczos
-from bastion.studies.weight_space import (
-    WeightLoss,
-    Weights,
-    adversarial,
-    attack_passes,
-    random_direction,
-    trained_weights,
-)
-from bastion.types import Batch, DataSet, Study
+from bastion.studies.weight_space import LossStudy, WeightLoss, Weights, random_direction, trained_weights
+from bastion.types import DataSet
 
 
 @studies.register("sharpness")
 @settings
-class Sharpness(Study):
+class Sharpness(LossStudy):
     """The worst loss in a ball of weights, the largest eigenvalues of the loss's Hessian, and its trace.
 
-    The loss is the mean cross-entropy in eval mode; with an attack, that of the adversarial examples of the weights as
-    they are. In the ball every trained parameter of two or more dimensions moves by at most `rho` of its own length, as
-    in AWP. The Hessian is in all trained parameters.
+    The loss is the mean cross-entropy in eval mode; with an attack, that of adversarial examples made for the unchanged
+    weights. In the ball, every trained parameter of two or more dimensions changes by at most `rho` times its norm, as
+    in AWP. The Hessian is with respect to all trained parameters.
     """
 
-    n: AtLeastOne = 256  # examples, the first of the split
-    split: SplitName = "train"
-    threat: Threat | None = None
-    attack: Attack | None = None
     rho: Positive = 0.01
     steps: Count = 5  # of the ascent in the ball
     eigenvalues: AtLeastOne = 5
-    iterations: Annotated[int, Ge(2)] = 40  # products of the Hessian for them, at most
-    tolerance: Positive = 1e-3  # of the largest eigenvalue
-    probes: Annotated[int, Ge(2)] = 20  # products for the trace
+    iterations: Annotated[int, Ge(2)] = 40  # most Hessian-vector products for the eigenvalues
+    tolerance: Positive = 1e-3  # of the residuals, relative to the largest eigenvalue
+    probes: Annotated[int, Ge(2)] = 20  # Hessian-vector products for the trace
     batch: AtLeastOne = 64  # examples at once
 
+    name = "sharpness"
     facts: ClassVar[Mapping[str, str]] = {
         "loss": "mean cross-entropy",
-        "rise": "of the loss, to the worst that was found in the ball of weights",
+        "rise": "of the loss, to the worst found in the ball of weights",
         "top": "the largest eigenvalue of the Hessian",
-        "lowest": "the smallest eigenvalue that was found: negative, if this is no minimum",
+        "lowest": "the smallest eigenvalue found: negative if the weights are not at a minimum",
         "eigenvalues": "of the Hessian, the largest first",
-        "residuals": "how far each is from an eigenvalue at most",
-        "products": "of the Hessian, that the eigenvalues took",
+        "residuals": "upper bounds of the distance of each to an eigenvalue",
+        "products": "Hessian-vector products for the eigenvalues",
         "trace": "of the Hessian, by Hutchinson's estimate",
         "trace_error": "its standard error",
-        "dimension": "numbers that training moves",
+        "dimension": "number of trained parameters",
     }
 
     def __post_init__(self) -> None:
-        if (self.threat is None) != (self.attack is None):
-            raise ValueError("the loss under attack needs both `threat` and `attack`")
+        LossStudy.__post_init__(self)
         if self.iterations <= self.eigenvalues:
             raise ValueError(
                 f"iterations: {self.eigenvalues} eigenvalues take more than as many products, got {self.iterations}"
@@ -77,10 +65,9 @@ class Sharpness(Study):
             f"{self.n} images, {self.steps} gradients and up to {products} products of the Hessian, which cost about "
             "two gradients each"
         )
-        if self.attack is None or self.threat is None:
+        if (passes := self.attack_passes(model, data)) is None:
             return told
-        forwards, backwards = attack_passes(model, self._examples(model, data), self.attack, self.threat, seed=0)
-        return f"{told}, after an attack of about {forwards} forward and {backwards} backward passes per image"
+        return f"{told}, after an attack of about {passes[0]} forward and {passes[1]} backward passes per image"
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         weights = trained_weights(model, "sharpness")
@@ -88,11 +75,8 @@ class Sharpness(Study):
         check_memory(
             4 * (self.iterations + 8) * dimension, device_of(model), "sharpness.iterations", "ask for fewer of them"
         )
-        batch = self._examples(model, data)
-        if self.attack is not None and self.threat is not None:
-            parts = batch.chunk(-(-self.n // self.batch))
-            batch = Batch.cat([adversarial(model, each, self.attack, self.threat, seed=seed) for each in parts])
-        loss = WeightLoss(model, batch, self.batch)
+        batch = self.examples(model, data)
+        loss = WeightLoss(model, self.attacked(model, batch, seed), self.batch)
         now = loss(weights)
         return {
             "loss": torch.tensor(now, dtype=torch.float64),
@@ -101,11 +85,8 @@ class Sharpness(Study):
             **self._hessian(loss, weights, seed),
         }
 
-    def _examples(self, model: nn.Module, data: DataSet) -> Batch:
-        return first_examples(data, self.split, self.n, "sharpness.n").to(device_of(model))
-
     def _worst(self, loss: WeightLoss, model: nn.Module, now: float) -> float:
-        """The largest loss on the way of projected gradient ascent, by steps of 2.5 / steps of the radius."""
+        """The largest loss in projected gradient ascent with steps of 2.5 / steps of the radius."""
         centre = trained_weights(model, "sharpness", matrices=True)
         radius = {name: self.rho * torch.linalg.vector_norm(weight) for name, weight in centre.items()}
         weights, worst = dict(centre), now
@@ -142,7 +123,7 @@ def _scaled(direction: Tensor, length: Tensor) -> Tensor:
 
 
 def _at_most(offset: Tensor, length: Tensor) -> Tensor:
-    """The nearest one in the ball."""
+    """The offset projected into the ball of radius `length`."""
     own: Tensor = torch.linalg.vector_norm(offset)
     return offset * (length / own) if own > length else offset
 
@@ -152,7 +133,7 @@ def _flat(weights: Weights) -> Tensor:
 
 
 def _on_vectors(loss: WeightLoss, weights: Weights) -> Callable[[Tensor], Tensor]:
-    """The Hessian's product for vectors in the order of the weights."""
+    """The Hessian-vector product for flat vectors, in the order of the weights."""
     sizes = [weight.numel() for weight in weights.values()]
 
     def product(vector: Tensor) -> Tensor:
@@ -163,5 +144,5 @@ def _on_vectors(loss: WeightLoss, weights: Weights) -> Callable[[Tensor], Tensor
 
 
 def _padded(values: Tensor, count: int) -> Tensor:
-    """The first ones; NaN for those that there are not."""
+    """The first `count` values, padded with NaN."""
     return torch.cat([values, values.new_full((count,), math.nan)])[:count]

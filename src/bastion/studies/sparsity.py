@@ -1,4 +1,4 @@
-"""How many weights are almost zero? (Figs. 1 and 2 of Tang et al. 2022)"""
+"""Sparsity of the weights: the share that is almost zero (Figs. 1 and 2 of Tang et al. 2022)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from bastion.settings import Share, settings
 from bastion.studies import studies
 from bastion.types import DataSet, Study
 
-BINS = 200  # of a histogram from -largest to largest: at the usual margin the two in the middle are the sparse ones
+BINS = 200  # of a histogram from -largest to largest: at the default margin, the middle two hold the sparse weights
 
 
 @studies.register("sparsity")
 @settings
 class Sparsity(Study):
-    """The share of weights below a margin, 0.01 of the model's largest, with histograms, by what they are for.
+    """The share of weights below a margin, by default 0.01 of the model's largest, and histograms, by role.
 
-    Facts have a row for all weights, then one for each kind of `models/weight_kinds.py`, NaN where the model has none.
+    Facts have a row for all weights, then one for each kind of `models/weight_kinds.py`, NaN if the model has none.
     """
 
     margin: Share = 0.01  # of the largest absolute value
 
     facts: ClassVar[Mapping[str, str]] = {
         "sparsity": "share of all weights below the margin, of the largest weight of the model",
-        "largest": "absolute value of a weight",
-        "count": "weights, by kind",
+        "largest": "largest absolute value of a weight",
+        "count": "number of weights, by kind",
         "share": "of weights below the margin, of the largest weight of the model, by kind",
         "share_by_tensor": "of weights below the margin, of the largest weight of their own tensor, by kind",
         "kurtosis": "fourth moment by the squared second: 3 for a normal distribution, more if most weights are small",
@@ -58,5 +58,5 @@ class Sparsity(Study):
         }
 
     def _below(self, tensor: Tensor, largest: float) -> Tensor:
-        """Zeros always are."""
+        """Whether each weight is below the margin; zeros always are."""
         return (tensor.abs() < self.margin * largest) | (tensor == 0)

@@ -1,4 +1,4 @@
-"""How large are the weights, in the norms that bounds on generalisation are made of?"""
+"""Norms of the weights that occur in bounds on generalisation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bastion.attacks.losses import margin
-from bastion.forward import predict
+from bastion.forward import device_of, predict
 from bastion.models.weight_kinds import KINDS, Kind, Weight, weights
 from bastion.settings import AtLeastOne, NotNegative, settings
 from bastion.studies import studies
-from bastion.studies.examples import device_of, first_examples
+from bastion.studies.examples import first_examples
 from bastion.types import DataSet, Study
 
 BATCH = 100
@@ -25,9 +25,9 @@ BATCH = 100
 class WeightNorms(Study):
     """l1, spectral and (2,1) norms of every weight, and 2εb₁b₂/(γ√n) of every block (Theorem 1 of Tang et al. 2022).
 
-    A weight is a matrix with a row for each output. In the theorem, which is about W·φ(A·x) with an attention layer A,
-    b₁ and b₂ bound the l1 norms of the rows of A and of W. A block's b₁ is the largest of its queries, keys and values,
-    b₂ the largest of its feed-forward layers. γ is the median margin of the training images that the model gets right,
+    A weight is taken as a matrix with a row for each output. In the theorem, on W·φ(A·x) with an attention layer A, b₁
+    and b₂ bound the l1 norms of the rows of A and of W. Here b₁ of a block is the largest of its queries, keys and
+    values, b₂ that of its feed-forward layers. γ is the median margin of the training images that are classified right,
     n the number of training images.
     """
 
@@ -70,8 +70,8 @@ class WeightNorms(Study):
     def _gamma(self, model: nn.Module, data: DataSet) -> float:
         batch = first_examples(data, "train", self.images, "weight-norms.images").to(device_of(model))
         parts = batch.chunk(-(-self.images // BATCH))
-        lead = -torch.cat([margin(predict(model, part), part.y) for part in parts]).double()
-        return lead[lead > 0].median().item() if (lead > 0).any() else math.nan
+        right_margin = -torch.cat([margin(predict(model, part), part.y) for part in parts]).double()
+        return right_margin[right_margin > 0].median().item() if (right_margin > 0).any() else math.nan
 
     def _term(self, found: Sequence[Weight], block: int, gamma: float, n: int) -> float:
         b1, b2 = (_row_l1(found, block, kind) for kind in ("qkv", "feed-forward"))

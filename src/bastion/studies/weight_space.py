@@ -1,9 +1,9 @@
-"""The loss of a model as a function of its weights. The model's own are never written to."""
+"""The loss of a model as a function of its weights; the model's own weights are not changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,37 +14,68 @@ from bastion import journal, rng
 from bastion.acceleration import Accelerated
 from bastion.attacks.judge import run_attack
 from bastion.errors import BastionError
-from bastion.forward import in_mode, logits
+from bastion.forward import Delegate, device_of, in_mode, logits
+from bastion.settings import AtLeastOne, settings
+from bastion.studies.examples import SplitName, first_examples
 from bastion.threat import Threat
-from bastion.types import Attack, Batch
+from bastion.types import Attack, Batch, DataSet, Study
 
 Weights = dict[str, Tensor]  # by the names of parameters
-Draw = Callable[..., Tensor]  # of `bastion.rng`: standard normal numbers, or signs
+Draw = Callable[..., Tensor]  # `rng.normal` or `rng.signs`
 
 
-class AtWeights(nn.Module):
-    """A model run with other weights in the place of its own."""
+@settings
+class LossStudy(Study):
+    """A study of the mean cross-entropy on the first `n` examples of a split; with an attack, also under attack."""
+
+    n: AtLeastOne = 256  # examples, the first of the split
+    split: SplitName = "train"
+    threat: Threat | None = None
+    attack: Attack | None = None
+    batch: AtLeastOne = 128  # examples at once
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if (self.threat is None) != (self.attack is None):
+            raise ValueError("the loss under attack needs both `threat` and `attack`")
+
+    def examples(self, model: nn.Module, data: DataSet) -> Batch:
+        return first_examples(data, self.split, self.n, f"{self.name}.n").to(device_of(model))
+
+    def attacked(self, model: nn.Module, batch: Batch, seed: int) -> Batch:
+        """The adversarial examples of a batch; the batch itself without an attack."""
+        if self.attack is None or self.threat is None:
+            return batch
+        parts = batch.chunk(-(-self.n // self.batch))
+        return Batch.cat([adversarial(model, part, self.attack, self.threat, seed=seed) for part in parts])
+
+    def attack_passes(self, model: nn.Module, data: DataSet) -> tuple[int, int] | None:
+        """Forward and backward passes that the attack takes for the first image; None without an attack."""
+        if self.attack is None or self.threat is None:
+            return None
+        first = Batch(*(part[:1] for part in self.examples(model, data)[:3]))
+        with journal.opened() as notes:
+            adversarial(model, first, self.attack, self.threat, seed=0)
+        return notes.forwards.total(), notes.backwards.total()
+
+
+class AtWeights(Delegate):
+    """A model run with other weights instead of its own."""
+
+    inner = "model"
+    model: nn.Module
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.model, self.weights = model, dict(weights)
-        self.training = model.training  # its own flag only: parts of the model may be in another mode
+        super().__init__(model)
+        self.weights = dict(weights)
 
     def forward(self, x: Tensor) -> Any:
         return torch.func.functional_call(self.model, self.weights, (x,))
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the model has, such as `num_classes` or `tap`; but not what says how it is copied."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__"):
-                raise
-            return getattr(super().__getattr__("model"), name)
-
 
 def trained_weights(model: nn.Module, where: str, *, matrices: bool = False) -> Weights:
-    """What training moves, as it is now; with `matrices` only parameters of two or more dimensions."""
+    """The parameters that are trained; with `matrices`, only those of two or more dimensions."""
     found = {
         name: parameter.detach()
         for name, parameter in model.named_parameters()
@@ -60,7 +91,7 @@ def trained_weights(model: nn.Module, where: str, *, matrices: bool = False) -> 
 
 
 def random_direction(weights: Mapping[str, Tensor], draw: Draw, seed: int, *name: int | str) -> Weights:
-    """Random numbers in the shapes of the weights, the same for the same seed and name."""
+    """Random numbers in the shapes of the weights, determined by seed and name."""
     return {
         key: draw(seed, torch.tensor([number]), rng.key(*name), weight.shape, dtype=weight.dtype)[0].to(weight.device)
         for number, (key, weight) in enumerate(weights.items())
@@ -68,9 +99,9 @@ def random_direction(weights: Mapping[str, Tensor], draw: Draw, seed: int, *name
 
 
 def filter_normalised(direction: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Weights:
-    """Each filter of the direction as long as that of the weights (Li et al. 2018, Sec. 4).
+    """The direction with each filter scaled to the norm of that of the weights (Li et al. 2018, Sec. 4).
 
-    A filter is what makes one output: a slice of the first axis.
+    A filter is a slice along the first axis, the weights of one output.
     """
     normalised = {}
     for name, weight in weights.items():
@@ -81,22 +112,14 @@ def filter_normalised(direction: Mapping[str, Tensor], weights: Mapping[str, Ten
 
 
 def adversarial(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> Batch:
-    """The batch under attack: what the attack returns for every image, also of those that are wrong already."""
+    """The batch under attack: what the attack returns for every image, also for misclassified ones."""
     with in_mode(model, training=False):
         x = run_attack(attack, Accelerated(model, enabled=False), batch, threat, seed=seed)
     return batch.at(x.detach())
 
 
-def attack_passes(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, seed: int) -> tuple[int, int]:
-    """Forward and backward passes that the attack takes for the first image."""
-    first = Batch(*(part[:1] for part in batch[:3]))
-    with journal.opened() as notes:
-        adversarial(model, first, attack, threat, seed=seed)
-    return notes.forwards.total(), notes.backwards.total()
-
-
 class WeightLoss:
-    """Mean cross-entropy on fixed examples in eval mode, `size` of them at once, with derivatives in the weights."""
+    """Mean cross-entropy on fixed examples in eval mode, `size` at once, and its derivatives by the weights."""
 
     def __init__(self, model: nn.Module, batch: Batch, size: int) -> None:
         self.model, self.n = model, len(batch.x)
@@ -117,7 +140,7 @@ class WeightLoss:
         return total, summed
 
     def hessian_product(self, weights: Mapping[str, Tensor], vector: Mapping[str, Tensor]) -> Weights:
-        """The Hessian times a vector: the gradient of the gradient's product with it."""
+        """Hessian-vector product: the gradient of the inner product of gradient and vector."""
         leaves = _leaves(weights)
         places = list(leaves.values())
         summed = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -131,7 +154,7 @@ class WeightLoss:
         return summed
 
     def _loss(self, weights: Mapping[str, Tensor], part: Batch) -> Tensor:
-        """This part's share of the mean, in double precision so that sums do not round."""
+        """This part's share of the mean, in double precision because parts are summed."""
         with in_mode(self.model, training=False):
             made = logits(AtWeights(self.model, weights), part.x, part.y)
         return F.cross_entropy(made.double(), part.y, reduction="sum") / self.n

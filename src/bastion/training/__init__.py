@@ -1,3 +1,3 @@
-"""The one training loop and what it is made of."""
+"""The training loop and its parts."""
 
 import bastion._torchvision  # noqa: F401  (before any module here imports timm)

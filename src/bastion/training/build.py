@@ -1,4 +1,4 @@
-"""What a recipe names, built: objective and model."""
+"""Builds the objective and the model that a recipe names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bastion.types import DataSet, Objective, TrainingContext
 
 
 def build_objective(recipe: Recipe) -> Objective:
-    """The objective's settings. All else that the recipe names is checked too, before anything is loaded or written."""
+    """The objective of a recipe; all else that the recipe names is checked too, before anything is loaded."""
     datasets.check(recipe.data.plain(), "data")
     for number, extra in enumerate(recipe.extra):
         datasets.check(extra.data.plain(), f"extra.{number}.data")
@@ -28,7 +28,7 @@ def build_objective(recipe: Recipe) -> Objective:
 
 
 def set_up_objective(objective: Objective, context: TrainingContext) -> None:
-    """Let the objective make its networks, with weights that the recipe's seed gives, beside the model."""
+    """Call the objective's `setup`, with torch seeded by the recipe, and check the networks that it creates."""
     with rng.preserved():
         rng.reseed("objective", context.recipe.seed)
         try:
@@ -47,7 +47,7 @@ def set_up_objective(objective: Objective, context: TrainingContext) -> None:
 
 
 def build_model(recipe: Recipe, data: DataSet) -> Classifier:
-    """The recipe's model for this data set, with the weights that its seed gives."""
+    """The recipe's model for this data set, with random weights from the recipe's seed."""
     if isinstance(recipe.normalize, Stats):
         mean, std = recipe.normalize.mean, recipe.normalize.std
     elif recipe.normalize == "data":
@@ -65,7 +65,7 @@ def build_model(recipe: Recipe, data: DataSet) -> Classifier:
 
 
 def validation_threat(recipe: Recipe, objective: Objective) -> Threat:
-    """The recipe's own, or the one that is trained against."""
+    """`validate.threat` of the recipe, or the threat of the objective."""
     if recipe.validate_.threat is not None:
         return Threat(**check_arguments(Threat, recipe.validate_.threat, "validate.threat"))
     threat = getattr(objective, "threat", None)

@@ -1,7 +1,7 @@
-"""Checkpoints: all of a training that is not a function of recipe and step, in one file with a checksum. No pickle.
+"""Checkpoints: the state of a training that is not a function of recipe and step, in one file with checksums.
 
-Tensors are stored as tensors, the rest as JSON in the header of a safetensors file. Before the JSON stands its SHA-256,
-and in it that of the tensors, so that no byte that matters can change unnoticed.
+Tensors are stored as tensors, the rest as JSON in the header of a safetensors file. The JSON is preceded by its SHA-256
+and contains that of the tensors, so that damage is detected. There is no pickle.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ UNSHARDED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def save_checkpoint(trainer: Trainer) -> None:
-    """The state after the present step; of older files the last few are kept."""
-    if trainer.sharded:  # every process has a part of it
+    """Write the state after the current step; older checkpoints are removed, except for the last few."""
+    if trainer.sharded:  # gathered from all processes
         model, optimizer = get_state_dict(trainer.model, trainer.optimizer, options=UNSHARDED)
     else:
         model, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
@@ -63,7 +63,7 @@ def save_checkpoint(trainer: Trainer) -> None:
 
 
 def restore_checkpoint(trainer: Trainer) -> bool:
-    """Go back to the newest checkpoint that is whole, if there is one."""
+    """Restore the newest undamaged checkpoint; False if there is none."""
     path = trainer.processes.on_main(lambda: newest(trainer.run))
     if path is None:
         return False
@@ -95,7 +95,7 @@ def restore_checkpoint(trainer: Trainer) -> bool:
 
 
 def _computed(trainer: Trainer) -> dict[str, Any]:
-    """What the last bits of a result depend on besides recipe and data."""
+    """What the rounding of a result depends on, besides recipe and data."""
     return {
         "device": trainer.device.type,
         "processes": trainer.processes.size,
@@ -105,7 +105,7 @@ def _computed(trainer: Trainer) -> dict[str, Any]:
 
 
 def unsharded(model: Classifier, empty: Classifier, processes: Processes) -> Classifier:
-    """The model itself if it is in one piece; else `empty` with its weights, in the main process."""
+    """The model itself if it is not sharded; else `empty`, which gets its weights in the main process."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
     state = get_model_state_dict(model, options=UNSHARDED)
@@ -115,12 +115,12 @@ def unsharded(model: Classifier, empty: Classifier, processes: Processes) -> Cla
 
 
 def _stored(run: Run) -> list[Path]:
-    """The files of a run, the oldest first."""
+    """The checkpoints of a run, the oldest first."""
     return sorted(run.checkpoints.glob("step-*.safetensors"))
 
 
 def newest(run: Run) -> Path | None:
-    """The newest checkpoint that is whole. Later, damaged ones are put aside, or they would push out whole ones."""
+    """The newest undamaged checkpoint. Later, damaged ones are renamed, so that they do not count among those kept."""
     damaged: list[Path] = []
     for path in reversed(_stored(run)):
         try:
@@ -152,7 +152,7 @@ def read_state(path: Path) -> Any:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             text = file.metadata()["state"]
-        if not text.startswith("{"):  # as it did when only tensors had a checksum
+        if not text.startswith("{"):  # older checkpoints have no checksum of the header
             checksum, _, text = text.partition(" ")
             if checksum != storage.sha256(text.encode()):
                 raise ValueError("its header does not match its SHA-256")
@@ -165,7 +165,7 @@ def read_state(path: Path) -> Any:
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON with tensors replaced by their names; keeps apart what JSON would blur: tuples, keys that are numbers."""
+    """As JSON, with tensors replaced by their names; tuples, and keys that are numbers, are preserved."""
     if isinstance(value, Tensor):
         name = f"{len(tensors):06d}"
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)

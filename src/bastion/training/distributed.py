@@ -1,4 +1,4 @@
-"""The processes that train together: started by `torchrun`, or this one alone."""
+"""Distributed training: the processes started by `torchrun`, or a single one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many processes this is. Its methods are called by all of them at the same point, or by none."""
+    """Rank and number of the processes. Its methods must be called by all processes at the same point."""
 
     rank: int = 0
     size: int = 1
@@ -36,33 +36,33 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def share(self, batch: int) -> int:
-        """How many images of a batch of all processes are this one's."""
+        """The number of images of a batch that each process gets."""
         if batch % self.size:
             what = f"{batch} cannot be shared out evenly to {self.size} processes"
             raise BastionError(f"batch: {what}; make it a multiple")
         return batch // self.size
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """A module whose backward pass leaves the mean gradient of all processes."""
+        """The module with gradients averaged over all processes (DDP)."""
         if self.size == 1:
             return module
-        # Gradients of 1×1 convolutions come in another layout on some machines, which costs next to nothing.
+        # On some machines gradients of 1×1 convolutions have another memory layout, which costs almost nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        # Buffers are made the same by `average_buffers`: after the step, so that the next attack sees them too.
+        # Buffers are synchronised by `average_buffers` after the step, so that the next attack sees them too.
         return DistributedDataParallel(module, forward_sync_buffers=False)
 
     def shard(self, model: Classifier) -> None:
-        """Each process keeps its part of every block's weights, and gathers them when the block is used (FSDP2)."""
+        """Shard the weights: each process keeps a part, and gathers a block's weights when it runs (FSDP2)."""
         for block in model.blocks():
             fully_shard(block.module)
         fully_shard(model)
 
     def sync_gradients(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """For the backward passes over the parts of a batch: gradients are exchanged in the last one only."""
+        """With gradient accumulation, exchange gradients only in the last backward pass."""
         waits = isinstance(module, DistributedDataParallel) and not last
         return module.no_sync() if waits else nullcontext()  # type: ignore[operator]
 
@@ -82,11 +82,11 @@ class Processes:
         return dict(zip(values, (tensor / self.size).tolist(), strict=True))
 
     def average_buffers(self, module: nn.Module) -> None:
-        """Running statistics become the mean of everybody's: they are part of what the next attack sees."""
+        """Average the running statistics of norms over all processes, as the next attack uses them."""
         if self.size == 1:
             return
         norms = (norm for norm in module.modules() if isinstance(norm, _NormBase))
-        own = (norm for norm in norms if not isinstance(norm, SyncBatchNorm2d))  # the others agree already
+        own = (norm for norm in norms if not isinstance(norm, SyncBatchNorm2d))  # those are synchronised already
         buffers = [buffer for norm in own for buffer in norm.buffers() if buffer.is_floating_point()]
         if not buffers:
             return
@@ -97,7 +97,7 @@ class Processes:
             buffer.copy_(part.view_as(buffer))
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` returns in the main process, for everybody; an error that it raises is everybody's too."""
+        """Run `work` in the main process, and return its result, or raise its error, in all processes."""
         result: list[T | BastionError | None] = [None]
         if self.main:
             try:
@@ -116,13 +116,13 @@ class Processes:
 
 
 def launcher() -> str | None:
-    """Names the torchrun that started this process, and starts it again when one of the others has died."""
+    """An id of the torchrun that started this process, which also restarts it if another process dies; None if none."""
     return f"torchrun {os.getppid()}" if dist.is_torchelastic_launched() else None
 
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[Processes]:
-    """The processes of `torchrun`'s environment; without it, this one alone."""
+    """The processes started by `torchrun`; without it, a single one."""
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
         yield Processes(device=device)
         return
@@ -130,12 +130,12 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # Once and until the process ends: a second group would find the addresses of the first. So would a process that
-        # torchrun started again, if the names it looks under were not of this start.
+        # The group is kept until the process ends: a second one would find the addresses of the first in the store. So
+        # would a process restarted by torchrun, hence the prefix with the number of restarts.
         store, rank, size = next(rendezvous("env://"))
         store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
     yield Processes(dist.get_rank(), dist.get_world_size(), device)
-    dist.barrier()  # nobody leaves while another one still waits for an answer
+    dist.barrier()  # no process leaves while another still waits for it

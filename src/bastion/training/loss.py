@@ -1,4 +1,4 @@
-"""The loss of one training step: the module that is differentiated, and parts of a batch made one again."""
+"""The loss of a training step, and joining the parts of a batch with gradient accumulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bastion.types import Batch, Losses, Objective, Prepared
 
 
 class StepLoss(nn.Module):
-    """From what was prepared to its loss. All processes take its mean gradient; the inner attack is no part of it."""
+    """The objective's loss as a module, for DDP, without the inner attack."""
 
     def __init__(self, model: Classifier, objective: Objective, l1: float) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class StepLoss(nn.Module):
 
 
 def concatenated(parts: list[Prepared]) -> Prepared:
-    """The parts of a batch as one again."""
+    """The parts of a batch joined."""
     if len(parts) == 1:
         return parts[0]
     clean = Batch.cat([part.clean for part in parts])
@@ -35,7 +35,7 @@ def concatenated(parts: list[Prepared]) -> Prepared:
 
 
 def mean_losses(parts: list[Losses]) -> Losses:
-    """Of equal parts of a batch; the logits of all, without their graph."""
+    """The mean over equal parts of a batch, detached; logits are joined."""
     clean = [part.clean.detach() for part in parts if part.clean is not None]
     return Losses(
         torch.stack([part.total.detach() for part in parts]).mean(),

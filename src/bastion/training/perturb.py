@@ -1,4 +1,4 @@
-"""Gradients at the worst weights nearby, for SAM (Foret et al. 2021) and AWP (Wu et al. 2020)."""
+"""Weight perturbations of SAM (Foret et al. 2021) and AWP (Wu et al. 2020)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bastion.recipe import Perturb
 
 @contextmanager
 def perturbed(parameters: Iterable[nn.Parameter], settings: Perturb) -> Iterator[None]:
-    """The weights moved along their present gradients inside, and bit for bit where they were outside."""
+    """Inside, weights are moved along their gradients; afterwards they are restored bit for bit."""
     moved = [parameter for parameter in parameters if parameter.grad is not None]
-    if settings.name == "awp":  # norms and biases stay
+    if settings.name == "awp":  # not norms and biases
         moved = [parameter for parameter in moved if parameter.ndim > 1]
     before = [parameter.detach().clone() for parameter in moved]
     with torch.no_grad():
@@ -43,7 +43,7 @@ def _steps(parameters: list[nn.Parameter], settings: Perturb) -> list[Tensor]:
 
 @contextmanager
 def quiet_norms(model: nn.Module) -> Iterator[None]:
-    """BatchNorms that use the batch's statistics inside but do not remember them."""
+    """Inside, BatchNorms use the batch's statistics, but do not update the running ones."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     before = [norm.momentum for norm in norms]
     counts = [norm.num_batches_tracked.clone() if norm.num_batches_tracked is not None else None for norm in norms]

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing needs to be stored, and a resumed run is where it was."""
+"""Learning rate schedules as pure functions of the step, so that they need no state to resume."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.optim import Optimizer
 
 from bastion.recipe import Schedule
 
-# Where one-cycle starts and ends, as in torch's OneCycleLR: lr / 25, and that / 10,000.
+# one-cycle starts at lr / 25 and ends at a 10,000th of that, as torch's OneCycleLR.
 START, END = 25.0, 1e4
 
 
 def set_rate(optimizer: Optimizer, settings: Schedule, peak: float, step: int, steps_per_epoch: int) -> None:
-    """Make the optimizer's next update that of `step`."""
+    """Set the optimizer's learning rate, and for one-cycle its momentum, for this step."""
     rate = learning_rate(settings, peak, step, steps_per_epoch)
     turn = momentum(settings, step, steps_per_epoch)
     for group in optimizer.param_groups:
@@ -28,7 +28,7 @@ def learning_rate(settings: Schedule, peak: float, step: int, steps_per_epoch: i
     total = settings.epochs * steps_per_epoch
     if settings.name == "one-cycle":
         return _cycle(settings, step, total, peak / START, peak, peak / START / END)
-    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)  # rounding alone may fill the whole
+    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)  # rounding must not make it all steps
     if step < warmup:
         return settings.warmup_lr + (peak - settings.warmup_lr) * step / warmup
     if settings.name == "constant":
@@ -41,7 +41,7 @@ def learning_rate(settings: Schedule, peak: float, step: int, steps_per_epoch: i
 
 
 def momentum(settings: Schedule, step: int, steps_per_epoch: int) -> float | None:
-    """What one-cycle makes of the momentum; None: it stays as it is."""
+    """The momentum of one-cycle at this step; None for other schedules."""
     if settings.name != "one-cycle":
         return None
     low, high = settings.momentum_range
@@ -49,7 +49,7 @@ def momentum(settings: Schedule, step: int, steps_per_epoch: int) -> float | Non
 
 
 def _cycle(settings: Schedule, step: int, total: int, start: float, top: float, end: float) -> float:
-    """From start to top in the first part of the steps, on to the end in the others, along half cosines."""
+    """Cosine interpolation from start to top in the first `rise` of the steps, then from top to end."""
     crest = settings.rise * total - 1
     if step <= crest:
         return _between(start, top, step / crest if crest else 1.0)

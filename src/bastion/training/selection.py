@@ -1,4 +1,4 @@
-"""Validation on held-out images, and which epoch's model becomes the run's."""
+"""Validation on held-out images, and selection of the epoch whose model is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH = 256
 
 
 class Selection:
-    """Validates models, and keeps the one that the recipe chooses."""
+    """Validates models, and keeps the one that the recipe selects."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Selection:
         self.best = -1.0  # the score of the model that is kept
 
     def end_epoch(self, model: Classifier, step: int, epoch: int, log: Log) -> None:
-        """Validate, and keep the model if it is the one to keep; or save it, to be validated after training."""
+        """Validate the model, and keep it if it is selected; or save it, to be validated after training."""
         settings, last = self.settings, epoch == self.recipe.schedule.epochs
         record: dict[str, Any] = {"step": step, "epoch": epoch}
         due = epoch % settings.every == 0 or last
@@ -65,7 +65,7 @@ class Selection:
             self.validate_saved(log)
 
     def validate_saved(self, log: Log) -> None:
-        """Validate the models of all epochs that were saved, after training."""
+        """After training, validate the saved models of all epochs."""
         self.processes.barrier()
         if self.processes.main:
             self.run.rewind_log(0, "epoch")  # of an earlier validation that was stopped
@@ -78,12 +78,12 @@ class Selection:
             log.write_epoch(record, self.recipe.schedule.epochs)
 
     def networks(self) -> dict[str, Tensor]:
-        """Those that the objective trains beside the model, as they are."""
+        """Tensors of the networks that the objective trains beside the model."""
         networks = self.objective.networks
         return networks.state_dict() if networks is not None and self.objective.optimizer else {}
 
     def maybe_keep(self, model: Classifier, record: dict[str, Any], networks: dict[str, Tensor]) -> None:
-        """Make it the run's model if it is better than those before, or if the last one counts."""
+        """Save it as the run's model if it is the best so far, or if the recipe keeps the last one."""
         score = record.get("val_robust", record.get("val_clean", 0.0))
         if self.settings.choose == "last" or score > self.best:
             self.best = score
@@ -97,8 +97,8 @@ class Selection:
             checkpoint.save(model, folder, about, networks)
 
     def replace_lost(self, model: Classifier, step: int, log: Log) -> None:
-        """After the last step: if the run's model is lost or damaged, or what was trained beside it, that of the last
-        epoch takes its place."""
+        """After the last step: if the run's model, or a network trained beside it, is missing or damaged, save the last
+        epoch's model instead."""
         if self.processes.on_main(self._is_whole):
             return
         if self.processes.main:
@@ -122,12 +122,12 @@ class Selection:
         record: dict[str, Any] = {}
         for name, split in self.splits.items():
             record |= {f"{name}_n": len(split)} if name == "val" or len(split) else {}
-            if len(split):  # data with a handful of images a class have none to spare for validation
+            if len(split):  # data sets with few images per class have no validation split
                 record |= {f"{name}_{what}": value for what, value in self.accuracies(model, split).items()}
         return record
 
     def accuracies(self, model: Classifier, split: Split) -> dict[str, float]:
-        # The parts of a sharded model work together, so each process looks at everything; otherwise at its share.
+        # The processes of a sharded model run it together, so each validates on all images; otherwise on its share.
         shared = Processes(device=self.processes.device) if self.sharded else self.processes
         counts, accelerated = [0, 0], accelerate(model)
         with in_mode(model, training=False):

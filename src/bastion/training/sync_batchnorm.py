@@ -1,4 +1,4 @@
-"""BatchNorm over the batch of all processes. torch has one for GPUs only; this one runs everywhere."""
+"""BatchNorm over the batches of all processes, on any device; torch's SyncBatchNorm runs on GPUs only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bastion.errors import BastionError
 
 
 class _Normalised(torch.autograd.Function):
-    """x by given statistics, which are those of the images of all processes: its gradient goes through them too."""
+    """Normalise x by the statistics of all processes; the gradient goes through the statistics too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
@@ -26,7 +26,7 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, scale = ctx.saved_tensors
         centred = x - _over_pixels(mean)
-        gradient = gradient.to(centred.dtype)  # of the statistics, which bfloat16 would be too coarse for
+        gradient = gradient.to(centred.dtype)  # the precision of the statistics: bfloat16 is too coarse for the sums
         sums = torch.stack([gradient.sum((0, 2, 3)), (gradient * centred).sum((0, 2, 3))])
         dist.all_reduce(sums)
         count = x.numel() // x.shape[1] * dist.get_world_size()
@@ -36,7 +36,7 @@ class _Normalised(torch.autograd.Function):
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """In train mode, mean and variance of the images of all processes; every process must have as many."""
+    """BatchNorm that, in train mode, uses mean and variance over all processes, which must have equal batch sizes."""
 
     together = True  # a pass in train mode waits for all processes
 
@@ -50,7 +50,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return torch.addcmul(_over_pixels(self.bias), y, _over_pixels(self.weight)).to(x.dtype)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of everybody's images; the running ones follow."""
+        """Mean and variance over the images of all processes; updates the running ones."""
         exact = x if x.dtype == torch.float64 else x.float()
         own = torch.stack(torch.batch_norm_update_stats(exact, None, None, 0.0))
         everybody = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -72,7 +72,7 @@ def _over_pixels(values: Tensor) -> Tensor:
 
 
 def convert_batchnorms(module: nn.Module) -> None:
-    """Turn every BatchNorm2d into one over all processes, in place; weights and buffers stay."""
+    """Turn every BatchNorm2d into a SyncBatchNorm2d, in place."""
     for name, part in module.named_modules():
         if type(part) is nn.BatchNorm2d:
             part.__class__ = SyncBatchNorm2d

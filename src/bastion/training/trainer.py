@@ -1,7 +1,7 @@
-"""The one training loop. Read `Trainer.fit` first.
+"""The training loop. Read `Trainer.fit` first.
 
-Nothing random has a state: order, augmentation, attacks and dropout are functions of the seed and the step. So a run
-that is stopped anywhere and resumed ends with the same bits as one that was not.
+Random numbers have no state: order, augmentation, attacks and dropout are functions of the seed and the step. So a run
+that is stopped at any step and resumed ends with the same bits as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def train(
 ) -> Run:
     """Train a recipe in a run directory; by default `runs/NAME-HASH`."""
     if isinstance(recipe, Recipe) and changes:
-        raise BastionError("train: `changes` go with the name of a recipe; a Recipe is what it is")
+        raise BastionError("train: `changes` apply to a recipe given by name; change the Recipe object itself instead")
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
     run = Run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}")
@@ -67,11 +67,11 @@ def train(
 
 
 def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
-    """Lock the run until the stack ends, and write what it starts with, if it may be trained."""
+    """Lock the run until the stack is closed, and write its recipe and provenance; an error if it cannot be trained."""
     stack.enter_context(run.locked())
     storage.remove_leftovers(run.folder)
     started_by = launcher()
-    # The torchrun that began the run has started its processes again: they go on.
+    # If the torchrun that started the run has restarted its processes, they resume.
     again = started_by is not None and run.launched.is_file() and run.launched.read_text() == started_by
     begin_training(run, recipe, resume=resume or again)
     if started_by:
@@ -79,7 +79,7 @@ def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
 
 
 class Trainer:
-    """Everything that a run is made of, and the loop over it."""
+    """The parts of a training run, and the loop."""
 
     def __init__(self, recipe: Recipe, run: Run, processes: Processes) -> None:
         self.recipe, self.run, self.processes = recipe, run, processes
@@ -116,13 +116,13 @@ class Trainer:
         self.transform = TrainingTransform(recipe.augment, self.data)
         self.mix = mixing(recipe.augment, len(self.data.classes), share)
         self.selection = Selection(recipe, run, processes, self.objective, self.data, split, sharded=self.sharded)
-        self.identity = {  # what a checkpoint must agree on to be resumed
+        self.identity = {  # a checkpoint must have the same to be resumed
             "recipe": recipe.hash(),
             "data": "+".join(each.fingerprint for each in (self.data, *extra)),
             "steps_per_epoch": self.steps_per_epoch,
         }
-        self.waited = 0.0  # seconds without a batch to work on, since they were last logged
-        self.step = 0  # how many steps are done
+        self.waited = 0.0  # seconds spent waiting for batches since they were last logged
+        self.step = 0  # number of steps done
 
     def refuse_what_cannot_be_sharded(self) -> None:
         asked = {
@@ -135,7 +135,7 @@ class Trainer:
             raise BastionError(f"parallel: fsdp does not go with {' and '.join(wrong)}; leave it out, or use ddp")
 
     def start(self) -> None:
-        """From the newest checkpoint; without one, from the weights that the recipe names or its seed gives."""
+        """Start from the newest checkpoint; without one, from the recipe's `init`, or from random weights."""
         if restore_checkpoint(self):
             return
         if self.processes.main:
@@ -144,7 +144,7 @@ class Trainer:
             self.initialise(self.recipe.init.from_, self.recipe.init.new)
 
     def fit(self, stop: StopRequest) -> None:
-        """Every step from here to the end of the recipe."""
+        """Train from the current step to the end of the recipe."""
         saved = time.monotonic()
         with Log(self.run, self.step, silent=not self.processes.main) as log, self.bar() as advance:
             for batch in self.batches():
@@ -172,7 +172,7 @@ class Trainer:
         return bar(title, self.total_steps, self.step) if self.processes.main else nullcontext(lambda *_, **__: None)
 
     def batches(self) -> Iterator[Batch]:
-        """The batches from the present step on, mixed if the recipe says so."""
+        """The batches from the current step on, with MixUp or CutMix if the recipe has them."""
         loader = training_batches(
             self.pool,
             self.transform,
@@ -192,7 +192,7 @@ class Trainer:
             yield batch
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Count the seconds that the next batch keeps us waiting."""
+        """Count the seconds spent waiting for batches."""
         asked = time.monotonic()
         for batch in batches:
             self.waited += time.monotonic() - asked
@@ -200,11 +200,11 @@ class Trainer:
             asked = time.monotonic()
 
     def train_step(self, batch: Batch) -> tuple[Prepared, Losses, dict[str, Tensor]]:
-        """Find the input to train on, and take a step down its loss; the last is the norms of the gradients."""
+        """Find the input to train on, and take an optimizer step; also returns the norms of the gradients."""
         self.step_loss.train()
         set_rate(self.optimizer, self.recipe.schedule, self.peak, self.step, self.steps_per_epoch)
         own, perturb = self.objective.optimizer, self.recipe.optimizer.perturb
-        # MixUp mixes the batch of all processes alike; dropout is each one's own.
+        # Dropout differs between processes.
         with self.seeded("learn" if self.processes.main else f"learn {self.processes.rank}"):
             parts = [self.prepare(part) for part in batch.chunk(self.recipe.accumulate)]
             losses = self.gradients(parts)
@@ -221,7 +221,7 @@ class Trainer:
             own.step()
         self.processes.average_buffers(self.step_loss)
         if self.ema:
-            self.ema.update(self.model, self.step + 1)  # the first update copies: random weights are no part of it
+            self.ema.update(self.model, self.step + 1)  # the first update copies, so random weights are not averaged
         return concatenated(parts), losses, norms
 
     def prepare(self, batch: Batch) -> Prepared:
@@ -230,8 +230,8 @@ class Trainer:
             return self.objective.prepare(self.model, batch, progress=progress, seed=seed)
 
     def gradients(self, parts: list[Prepared]) -> Losses:
-        """Leave the gradient of the mean loss in the parameters."""
-        # Not the module's: a sharded one may hold gathered weights just now, which are not those that have gradients.
+        """Compute the gradient of the mean loss over the parts of a batch, in `.grad` of the parameters."""
+        # Not `module.zero_grad`: a sharded module may currently hold gathered weights, which are not the optimizer's.
         self.optimizer.zero_grad(set_to_none=True)
         if self.objective.optimizer:
             self.objective.optimizer.zero_grad(set_to_none=True)
@@ -245,7 +245,7 @@ class Trainer:
         return mean_losses(found)
 
     def summary(self, prepared: Prepared, losses: Losses, norms: dict[str, Tensor]) -> dict[str, Any]:
-        """Numbers of the last step for the log; clean accuracy, if need be, from a pass of a quarter of the batch."""
+        """Numbers of the last step for the log; if necessary, clean accuracy is measured on a quarter of the batch."""
         y, clean = prepared.clean.y, losses.clean
         accuracy = _accuracy(losses.logits, y)
         record = {"loss": losses.total.item(), "clean_accuracy": accuracy}
@@ -265,14 +265,14 @@ class Trainer:
         }
 
     def kept(self) -> Classifier:
-        """The model that is measured and saved: the average of the weights if there is one."""
+        """The model that is validated and saved: that of averaged weights (EMA), if the recipe has one."""
         if self.ema is None:
             return self.model
         average: Classifier = self.ema.module
         return average
 
     def initialise(self, name: str, new: tuple[str, ...]) -> None:
-        """Begin with the weights of a model; the log says which tensors were and were not taken."""
+        """Load the weights of another model; the log lists which tensors were loaded."""
         source = load(name)
         done = transfer(source.to(self.device), self.model, new)
         if self.ema:
@@ -286,7 +286,7 @@ class Trainer:
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
-        """The global generators as a function of seed, step and purpose, for dropout and its like."""
+        """Seed torch's global generators by seed, step and purpose, for dropout and the like."""
         with rng.preserved():
             rng.reseed(purpose, self.recipe.seed, self.step)
             yield
@@ -315,13 +315,13 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _clip(optimizer: torch.optim.Optimizer, largest: float | None) -> Tensor:
-    """Limit the norm of the gradient of all that the optimizer trains; returns what it was."""
+    """Clip the norm of the gradient of all parameters of the optimizer; returns the norm before clipping."""
     norm = nn.utils.clip_grad_norm_(_trained(optimizer), largest or torch.inf)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _with_plain_errors(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """A loading process wraps its error in a page of text, of which the last line is the error."""
+    """Raise the error of a loader process without the traceback that torch wraps it in."""
     try:
         yield from loader
     except BastionError as error:

@@ -3,45 +3,49 @@
     @figures.register("norms")
     def norms(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]: ...
 
-`cases` are those of the suite that this probe or study answers, the same in every row of the comparison. `key` begins
-the ids of whatever is drawn, so that no two drawings of a page share one.
+`cases` are those of this probe or study in the suite, the same in every row of the comparison. `key` is the prefix of
+the ids of all that is drawn, so that ids are unique on a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.store import Column
 from bastion.registry import Registry
-from bastion.reporting.tables import Comparison
+from bastion.reporting import svg
+from bastion.reporting.tables import Comparison, Row
 
 
 @dataclass(frozen=True)
 class Table:
-    columns: Sequence[str]  # the first is of the rows' names
+    columns: Sequence[str]  # headers; the first is that of the rows' names
     rows: Sequence[tuple[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing of some panels side by side, a table, or both."""
+    """Panels side by side, a table, or both."""
 
     title: str
     panels: Sequence[Markup] = field(default=(), repr=False)  # SVG, as `svg.inline` makes it, or other HTML
     caption: str = ""
     table: Table | None = None
-    legend: bool = True  # panels have the colours of the runs
-    wraps: bool = False  # panels are as wide as they need; by default all have the same width
+    legend: bool = True  # panels use the colours of the runs
+    wraps: bool = False  # panels are as wide as their content; by default all have the same width
 
 
 figures: Registry[list[Figure]] = Registry("figure", __name__, Figure)  # type: ignore[arg-type]
 
 
 def draw(comparison: Comparison, key: str) -> list[Figure]:
-    """Of every probe and study that has figures, in the order of the suite."""
+    """The figures of all probes and studies, in the order of the suite."""
     by_name: dict[str, list[MeasuredCase]] = {}
     for case in comparison.about.cases:
         by_name.setdefault(str(case.spec.get("name", "")), []).append(case)
@@ -51,3 +55,24 @@ def draw(comparison: Comparison, key: str) -> list[Figure]:
         if name in figures.names()
         for figure in figures.factory(name)(comparison, cases, f"{key}-{name}")
     ]
+
+
+def fact(row: Row, case: MeasuredCase, name: str) -> Column:
+    """A column of a case, with the examples of a probe, or the parts of a study, along the first axis."""
+    return row.facts.columns[f"{case.label}/{name}"]
+
+
+def single_fact(row: Row, case: MeasuredCase, name: str) -> Column:
+    """A fact of a study that has one part."""
+    return np.asarray(fact(row, case, name)[0])
+
+
+def line_style(row: Row, markersize: float = 7) -> dict[str, Any]:
+    """Colour and marker of a run, for matplotlib."""
+    mark = row.run.mark
+    return {
+        "color": svg.colour(mark),
+        "marker": svg.marker(mark),
+        "markersize": markersize,
+        "markeredgecolor": svg.PAPER,
+    }

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures, line_style
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import quantity
 
@@ -42,8 +42,8 @@ def _attending(comparison: Comparison, case: MeasuredCase) -> list[Row]:
 
 
 def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
-    """With the blocks along the first axis."""
-    return row.facts.columns[f"{case.label}/{name}"].astype(np.float64)
+    """A column with the blocks along the first axis, as float64."""
+    return fact(row, case, name).astype(np.float64)
 
 
 def _by_block(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
@@ -53,8 +53,7 @@ def _by_block(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes.set_yscale("log")
         for row in _attending(comparison, case):
             blocks, paint = 1 + _fact(row, case, "block"), svg.colour(row.run.mark)
-            sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
-            axes.plot(blocks, _fact(row, case, "measured").max(1), color=paint, linewidth=2, **sign)  # type: ignore[arg-type]
+            axes.plot(blocks, _fact(row, case, "measured").max(1), linewidth=2, **line_style(row))
             axes.plot(blocks, _fact(row, case, "bound"), color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
         svg.decades(axes.yaxis)
@@ -70,8 +69,7 @@ def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes.set(xscale="log", yscale="log")
         for row in _attending(comparison, case):
             scale, paint = _fact(row, case, "scale")[0], svg.colour(row.run.mark)
-            sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
-            axes.plot(scale, np.median(_fact(row, case, "scaled"), axis=0), color=paint, linewidth=2, **sign)  # type: ignore[arg-type]
+            axes.plot(scale, np.median(_fact(row, case, "scaled"), axis=0), linewidth=2, **line_style(row))
             bound = np.median(_fact(row, case, "scaled_bound"), axis=0)
             axes.plot(scale, bound, color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
         svg.decades(axes.xaxis)

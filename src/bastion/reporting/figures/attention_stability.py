@@ -12,13 +12,13 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import strips, svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures, line_style
 from bastion.reporting.histograms import HEIGHT, WIDTH, Histogram, histogram
 from bastion.reporting.pictures import run_mark, to_bytes
 from bastion.reporting.strips import Tile
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import Comparison
 
-MANY = 50  # masks, from which on a histogram of one image has a shape
+MANY = 50  # masks for a histogram of a single image
 EXAMPLES = 2
 COLOURS = "inferno"
 ENLARGED = 128  # pixels of a picture in which the centre is marked
@@ -37,16 +37,12 @@ def attention_stability(comparison: Comparison, cases: Sequence[MeasuredCase], k
     return found
 
 
-def _column(row: Row, case: MeasuredCase, name: str) -> Column:
-    return row.facts.columns[f"{case.label}/{name}"]
-
-
 def _similarities(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
-    masks = _column(comparison.rows[0], case, "similarity_by_mask").shape[1]
+    masks = fact(comparison.rows[0], case, "similarity_by_mask").shape[1]
     shown = [
         Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
         for row in comparison.rows
-        for values in [_column(row, case, "similarity")]
+        for values in [fact(row, case, "similarity")]
     ]
     panels = [
         histogram(shown, "images", "cosine similarity of attention", f"{key}-images"),
@@ -68,12 +64,11 @@ def _layers(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
         axes.set_title("cosine similarity", loc="left", x=-0.13, pad=10, fontsize=13)
         for row in comparison.rows:
-            by_layer = np.nanmean(_column(row, case, "similarity_by_head"), axis=2)  # (n, layers)
+            by_layer = np.nanmean(fact(row, case, "similarity_by_head"), axis=2)  # (n, layers)
             layers, paint = np.arange(1, by_layer.shape[1] + 1), svg.colour(row.run.mark)
             low, high = np.quantile(by_layer, [0.05, 0.95], axis=0)
             axes.fill_between(layers, low, high, color=paint, alpha=0.15, linewidth=0)
-            sign = {"marker": svg.marker(row.run.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
-            axes.plot(layers, by_layer.mean(0), color=paint, linewidth=2, clip_on=False, **sign)  # type: ignore[arg-type]
+            axes.plot(layers, by_layer.mean(0), linewidth=2, clip_on=False, **line_style(row))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(top=1)
         axes.set_xlabel("attention layer, from input to output")
@@ -84,7 +79,7 @@ def _layers(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
 def _table(comparison: Comparison, case: MeasuredCase) -> Table:
     rows = []
     for row in comparison.rows:
-        values, by_head = _column(row, case, "similarity"), _column(row, case, "similarity_by_head")
+        values, by_head = fact(row, case, "similarity"), fact(row, case, "similarity_by_head")
         shown = row.facts.estimate(values)
         heads = sorted({int(np.isfinite(layer).sum()) for layer in by_head[0]})
         cells = [
@@ -99,7 +94,7 @@ def _table(comparison: Comparison, case: MeasuredCase) -> Table:
 
 def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
     """Fig. 4, last column: single images under many masks."""
-    masks = _column(comparison.rows[0], case, "similarity_by_mask").shape[1]
+    masks = fact(comparison.rows[0], case, "similarity_by_mask").shape[1]
     if masks < MANY:
         return []
     panels = []
@@ -107,7 +102,7 @@ def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Fi
         shown = [
             Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
             for row in comparison.rows
-            for values in [_column(row, case, "similarity_by_mask")[place]]
+            for values in [fact(row, case, "similarity_by_mask")[place]]
         ]
         panels.append(histogram(shown, f"{name}: masks", "cosine similarity of attention", f"{key}-{place}"))
     caption = "Mean over heads and layers; dashed lines are means over the masks, triangles the lowest."
@@ -125,7 +120,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
                 silent.append(row.name)
                 continue
             position, place = first.positions[number], first.places[number]
-            by_layer = np.nanmean(_column(row, case, "similarity_by_head")[place], axis=1)
+            by_layer = np.nanmean(fact(row, case, "similarity_by_head")[place], axis=1)
             title = Markup("{} {}: {} (image {})").format(run_mark(row.run.mark), row.name, truth, position)
             panels.append(_maps(pictures, by_layer, title, f"Attention of {row.name} on image {position}"))
     if not panels:

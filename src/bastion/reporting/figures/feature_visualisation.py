@@ -1,11 +1,11 @@
-"""Images that excite units."""
+"""Images that maximise units of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bastion.measuring.facts import MeasuredCase
-from bastion.reporting.figures import Figure, figures
+from bastion.reporting.figures import Figure, fact, figures
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grid
 from bastion.reporting.tables import Comparison, Row
@@ -25,7 +25,7 @@ def _of_case(comparison: Comparison, case: MeasuredCase) -> Figure:
         for row in comparison.rows
     ]
     if case.spec.get("start") == "image":
-        first = comparison.rows[0].facts.columns[f"{case.label}/start"]
+        first = fact(comparison.rows[0], case, "start")
         starts = [Picture(data_uri(image)) for image in first]
         panels.insert(0, grid(None, "start", starts, columns=COLUMNS, about="Start"))
     caption = "Below a picture is the unit, and its activation at the start and at the end of the search."
@@ -33,7 +33,7 @@ def _of_case(comparison: Comparison, case: MeasuredCase) -> Figure:
 
 
 def _pictures(row: Row, case: MeasuredCase) -> list[Picture]:
-    columns = [row.facts.columns[f"{case.label}/{name}"] for name in ("image", "unit", "before", "activation")]
+    columns = [fact(row, case, name) for name in ("image", "unit", "before", "activation")]
     made = []
     for image, unit, before, after in zip(*columns, strict=True):
         name = class_name(row.facts.about.classes, unit) if case.spec.get("layer") == "logits" else unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bastion.measuring.facts import MeasuredCase
-from bastion.reporting.figures import Figure, figures
+from bastion.reporting.figures import Figure, fact, figures
 from bastion.reporting.plots import curve_panel
 from bastion.reporting.robustness_curves import CurveChart, Line
 from bastion.reporting.tables import Comparison
@@ -33,7 +33,7 @@ def _figure(comparison: Comparison, case: MeasuredCase, what: str, key: str) -> 
         lines = [
             Line(row.run.mark, cutoffs, [row.facts.estimate(right) for right in seen.T])
             for row in comparison.rows
-            for seen in [row.facts.columns[f"{case.label}/{column}"]]
+            for seen in [fact(row, case, column)]
         ]
         chart = CurveChart(title, "", False, lines, "cut-off (cycles per pixel)")
         panels.append(curve_panel(chart, comparison.chance, f"{key}-{column}"))

@@ -1,4 +1,4 @@
-"""What input gradients look like, where their energy lies, and how well they are aligned with the image."""
+"""Input gradients as images, their energy by frequency, and their alignment with the image."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from bastion.measuring.facts import Facts, MeasuredCase
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import norm_sign, quantity
 
 WIDTH, HEIGHT = 360, 250
-WIDE = 30  # largest over smallest value, from which on the axis is logarithmic
+WIDE = 30  # ratio of the largest to the smallest value above which the axis is logarithmic
 TITLES = {
     "block": "largest singular value of each block with its skip connection, x + F(x)",
     "branch": "largest singular value of each block's branch F",
@@ -56,7 +56,7 @@ def values(facts: Facts, case: MeasuredCase, part: str) -> Column:
 
 
 def _violins(comparison: Comparison, case: MeasuredCase, part: str, key: str) -> Figure:
-    """A panel for each run, all with one scale."""
+    """A panel of violins for each run, all with the same scale."""
     by_row = [values(row.facts, case, part) for row in comparison.rows]
     everything = np.concatenate([each[np.isfinite(each)] for each in by_row])
     panels = [
@@ -89,7 +89,7 @@ def _violin_panel(row: Row, by_block: Column, everything: Column, key: str) -> M
 
 def _violin(axes: Axes, column: Column, number: int, paint: str) -> None:
     low, middle, high = np.quantile(column, [0.25, 0.5, 0.75])
-    if np.ptp(column) > 1e-6 * abs(middle):  # or there is no density
+    if np.ptp(column) > 1e-6 * abs(middle):  # equal values have no density to draw
         drawn = axes.violinplot([column], [number], widths=0.8, showextrema=False)
         for body in drawn["bodies"]:  # type: ignore[attr-defined]
             body.set(facecolor=paint, edgecolor=paint, alpha=0.35)
@@ -118,7 +118,7 @@ def _aggregates(comparison: Comparison, case: MeasuredCase) -> Figure:
 
 
 def _aggregates_caption(comparison: Comparison, case: MeasuredCase) -> str:
-    modes = {row.name: int(row.facts.columns[f"{case.label}/forward_mode"].max()) for row in comparison.rows}
+    modes = {row.name: int(fact(row, case, "forward_mode").max()) for row in comparison.rows}
     said = [
         f" {name}: {count} searches took forward mode, as an operation has no second derivative."
         for name, count in modes.items()
@@ -145,13 +145,13 @@ def _cells(row: Row, case: MeasuredCase, columns: Sequence[str]) -> list[str]:
 
 
 def estimate_cell(found: Estimate, spread: str = "") -> Markup:
-    """A mean, with its standard deviation if it is told, above its interval and n."""
+    """A mean, with its standard deviation if given, above its interval and n."""
     told = f"{quantity(found.value)} ({spread})" if spread else quantity(found.value)
     return Markup("{}<small>{} to {}, n = {}</small>").format(told, quantity(found.low), quantity(found.high), found.n)
 
 
 def _distances(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
-    """Of every probe `distortion` of the suite: does a larger exponent go with nearer adversarial examples?"""
+    """Scatter plots of the exponent and the smallest distance, for every probe `distortion` of the suite."""
     wanted = [each for each in comparison.about.cases if each.spec.get("name") == "distortion"]
     if not wanted or "exponent" not in case.columns:
         return []

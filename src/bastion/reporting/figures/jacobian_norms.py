@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bastion.measuring.facts import MeasuredCase
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.figures.jacobian import estimate_cell
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import quantity
@@ -38,7 +38,7 @@ def jacobian_norms(comparison: Comparison, cases: Sequence[MeasuredCase], key: s
 
 
 def _cells(row: Row, case: MeasuredCase) -> list[str]:
-    facts = {name: row.facts.columns[f"{case.label}/{name}"].astype(np.float64) for name in case.columns}
+    facts = {name: fact(row, case, name).astype(np.float64) for name in case.columns}
     exact = np.nanmax(facts["sigma"], axis=1)
     by_block = np.sqrt(facts["norm_1"] * facts["norm_inf"]) / facts["sigma"]
     cells: list[str] = []

@@ -11,14 +11,14 @@ from markupsafe import Markup
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import quantity
 
 LOSSES = ("clean", "adversarial")
 RADII = (0.25, 0.5, 1.0)
-STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # contours, times powers of ten
-MANY = 12  # contours; of more every second one is left out
+STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # levels of contours, times powers of ten
+MANY = 12  # most contours; of more, every second one is left out
 CAPTION = (
     "Mean cross-entropy at the weights plus α and β times random directions, each filter of which is as long as that "
     "of the weights. Biases, norms and BatchNorm's statistics stay. The table has the loss of the model, and its mean "
@@ -27,7 +27,7 @@ CAPTION = (
 
 
 class Grid(NamedTuple):
-    """A loss of a model over the grid."""
+    """A loss of a model on the grid of α and β."""
 
     row: Row
     name: str  # clean or adversarial
@@ -63,17 +63,17 @@ def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figur
 
 
 def _grid(row: Row, case: MeasuredCase, name: str) -> Grid:
-    alpha, beta, loss = (row.facts.columns[f"{case.label}/{each}"] for each in ("alpha", "beta", name))
+    alpha, beta, loss = (fact(row, case, each) for each in ("alpha", "beta", name))
     return Grid(row, name, alpha, beta[0], loss)
 
 
 def _top(grids: Sequence[Grid]) -> float:
-    """The largest loss that is shown: of all, but no more than ten times that of any model."""
+    """The largest loss that is shown: at most ten times the largest loss of the models themselves."""
     return float(min(max(grid.loss.max() for grid in grids), 10 * max(_centre(grid) for grid in grids)))
 
 
 def _levels(grids: Sequence[Grid], high: float) -> list[float]:
-    """Round numbers from the smallest loss on."""
+    """Levels of contours: round numbers from the smallest loss to `high`."""
     low = min(grid.loss.min() for grid in grids)
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     levels = [step * 10.0**power for power in powers for step in STEPS if low < step * 10.0**power <= high]

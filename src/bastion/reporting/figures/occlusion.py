@@ -11,15 +11,14 @@ from matplotlib.axes import Axes
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.intervals import estimate
-from bastion.measuring.store import Column
 from bastion.reporting import strips, svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.histograms import Histogram, histogram
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import percent, with_interval
 
 WIDTH, ROW = 360, 44
-MANY = 50  # masks, from which on a histogram of one image has a shape
+MANY = 50  # masks for a histogram of a single image
 EXAMPLES, PICTURES = 2, 8
 
 
@@ -32,19 +31,15 @@ def occlusion(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -
 
 
 def _masks(row: Row, case: MeasuredCase) -> int:
-    return int(_column(row, case, "right_by_mask").shape[1])
+    return int(fact(row, case, "right_by_mask").shape[1])
 
 
 def _is_many(comparison: Comparison, case: MeasuredCase) -> bool:
     return _masks(comparison.rows[0], case) >= MANY
 
 
-def _column(row: Row, case: MeasuredCase, name: str) -> Column:
-    return row.facts.columns[f"{case.label}/{name}"]
-
-
 def _accuracies(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> Figure:
-    boxed = cases if comparison.n > 1 else []  # one image is right or wrong
+    boxed = cases if comparison.n > 1 else []  # a single image has no accuracy to draw
     panels = [_boxes(comparison, case, f"{key}-{number}") for number, case in enumerate(boxed)]
     return Figure(
         "Accuracy over occlusion masks",
@@ -58,7 +53,7 @@ def _accuracies(comparison: Comparison, cases: Sequence[MeasuredCase], key: str)
 
 
 def _boxes(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
-    """Fig. 2, right: one box a model, lying."""
+    """Fig. 2, right: a horizontal box plot for each model."""
     height = ROW * len(comparison.rows) + 76
     with svg.figure(WIDTH, height) as drawn:
         axes = svg.axes(drawn, left=6, right=52, top=30, bottom=46)
@@ -73,9 +68,9 @@ def _boxes(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
 
 
 def _draw_box(axes: Axes, line: int, row: Row, case: MeasuredCase) -> None:
-    """Of accuracies over masks, with the clean one as a star and the mean at the right edge."""
+    """A box plot of accuracies over masks, with the clean accuracy as a star and the mean at the right edge."""
     paint: dict[str, Any] = {"color": svg.colour(row.run.mark)}
-    accuracies = 100 * _column(row, case, "right_by_mask").mean(0)
+    accuracies = 100 * fact(row, case, "right_by_mask").mean(0)
     axes.boxplot(
         accuracies,
         positions=[line],
@@ -88,7 +83,7 @@ def _draw_box(axes: Axes, line: int, row: Row, case: MeasuredCase) -> None:
         capprops=paint,
         flierprops={"marker": ".", "markersize": 5, "markeredgecolor": paint["color"]},
     )
-    clean = 100 * float(_column(row, case, "clean_correct").mean())
+    clean = 100 * float(fact(row, case, "clean_correct").mean())
     axes.plot(clean, line, "*", markersize=15, markeredgecolor=svg.PAPER, clip_on=False, **paint)
     edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
     mean = f"{accuracies.mean():.1f}"
@@ -99,13 +94,13 @@ def _table(comparison: Comparison, cases: Sequence[MeasuredCase]) -> Table:
     rows = []
     for case in cases:
         for row in comparison.rows:
-            right = _column(row, case, "right_by_mask")
+            right = fact(row, case, "right_by_mask")
             accuracies = right.mean(0)
             always, ever = float(right.all(1).mean()), float(right.any(1).mean())
             name = f"{row.name}, {case.label}" if len(cases) > 1 else row.name
             cells = [
-                f"{percent(float(_column(row, case, 'clean_correct').mean()))} %",
-                with_interval(estimate(_column(row, case, "share_right"))),
+                f"{percent(float(fact(row, case, 'clean_correct').mean()))} %",
+                with_interval(estimate(fact(row, case, "share_right"))),
                 f"{percent(accuracies.min())} to {percent(accuracies.max())} %",
                 f"{percent(always)} %",
                 f"{percent(ever - always)} %",
@@ -116,14 +111,14 @@ def _table(comparison: Comparison, cases: Sequence[MeasuredCase]) -> Table:
 
 
 def _confidences(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
-    """Of the first images, each under many masks."""
+    """Histograms of the confidence in the first images, each under many masks."""
     panels = []
     for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
         shown = [
             Histogram(
                 row.run.mark,
-                _column(row, case, "confidence_by_mask")[place].astype(np.float64),
-                float(_column(row, case, "clean_confidence")[place]),
+                fact(row, case, "confidence_by_mask")[place].astype(np.float64),
+                float(fact(row, case, "clean_confidence")[place]),
             )
             for row in comparison.rows
         ]
@@ -136,14 +131,14 @@ def _confidences(comparison: Comparison, case: MeasuredCase, key: str) -> Figure
 
 
 def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
-    """Fig. 6: what was occluded, and what it does to each model."""
+    """Fig. 6: occluded images, with the confidence of each model."""
     first = strips.kept(comparison, case, PICTURES)
     if not len(first.positions):
         return None
     learned = case.spec.get("corruption_model")
     columns = {
-        "clean": [_column(row, case, "clean_confidence") for row in comparison.rows],
-        "occluded": [_column(row, case, "confidence_by_mask")[:, 0] for row in comparison.rows],
+        "clean": [fact(row, case, "clean_confidence") for row in comparison.rows],
+        "occluded": [fact(row, case, "confidence_by_mask")[:, 0] for row in comparison.rows],
     }
     rows = [
         (

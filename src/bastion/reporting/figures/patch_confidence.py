@@ -10,7 +10,7 @@ from markupsafe import Markup
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.intervals import Estimate
 from bastion.reporting import strips, svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.pictures import run_mark
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import percent, with_interval
@@ -18,7 +18,7 @@ from bastion.reporting.wording import percent, with_interval
 WIDTH, HEIGHT = 360, 280
 CHANGES = ("clean", "adversarial", "noisy", "occluded")
 EXAMPLES = 3
-FEW = 3  # models, whose bars have room for a number
+FEW = 3  # with more models, bars have no room for numbers
 
 
 @figures.register("patch-confidence")
@@ -44,7 +44,7 @@ def _names(case: MeasuredCase) -> dict[str, str]:
 
 
 def _estimate(row: Row, case: MeasuredCase, change: str) -> Estimate:
-    return row.facts.estimate(row.facts.columns[f"{case.label}/{change}_confidence"])
+    return row.facts.estimate(fact(row, case, f"{change}_confidence"))
 
 
 def _bars(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
@@ -60,7 +60,7 @@ def _bars(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
                 axes.bar(x, 100 * shown.value, 0.9 * width, color=colour, alpha=0.55)
                 axes.plot([x, x], [100 * shown.low, 100 * shown.high], color=colour, linewidth=2)
                 if count <= FEW:
-                    top = shown.high if math.isfinite(shown.high) else shown.value  # of one image there is no interval
+                    top = shown.high if math.isfinite(shown.high) else shown.value  # one image has no interval
                     axes.annotate(
                         percent(shown.value),
                         (x, 100 * top),
@@ -89,13 +89,13 @@ def _table(comparison: Comparison, case: MeasuredCase) -> Table:
 
 
 def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
-    """What each model saw of the first images: adversarial patches are its own."""
+    """The first images as each model got them; adversarial patches differ between models."""
     first, names = strips.kept(comparison, case, EXAMPLES), _names(case)
     if not len(first.positions):
         return []
     panels = []
     for row, pictures in zip(comparison.rows, first.rows, strict=True):
-        confidences = {change: row.facts.columns[f"{case.label}/{change}_confidence"] for change in CHANGES}
+        confidences = {change: fact(row, case, f"{change}_confidence") for change in CHANGES}
         rows = [
             (
                 truth,

@@ -1,4 +1,4 @@
-"""What perturbations look like: as pictures, by frequency, and to classifiers."""
+"""Perturbations as images, by frequency, and as classified by models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.gallery import choose, judged, pixel_scale, side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled
@@ -22,7 +22,7 @@ COLUMNS = ("clean", "adversarial", "perturbation", "in grey")
 
 @figures.register("perturbation")
 def perturbation(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    """Pictures of the same images for all models; how the energy is spread; who recognises the class."""
+    """Perturbations of the same images for all models, their energy by frequency, and which models recognise them."""
     return [made for number, case in enumerate(cases) for made in _of_case(comparison, case, f"{key}-{number}")]
 
 
@@ -44,7 +44,7 @@ def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figur
 def _gallery(
     comparison: Comparison, case: MeasuredCase, positions: Column, kept: Sequence[dict[str, Column]], about: str
 ) -> Figure:
-    """The same images for all rows, those that most of them get right first."""
+    """The same images for all rows, first those that most models classify right."""
     right = [
         row.facts.at(case.label, "before", positions) == row.facts.at(case.label, "label", positions)
         for row in comparison.rows
@@ -85,11 +85,11 @@ def _pictures(row: Row, label: str, kept: Mapping[str, Column], place: int, scal
 
 
 def _table(comparison: Comparison, case: MeasuredCase, top: int) -> Figure:
-    """Rows: models, with both signs of δ. Columns: who classifies."""
+    """Rows are the attacked models, with both signs of δ; columns are the classifiers."""
     rows = []
     for row in comparison.rows:
         for sign, suffix in (("δ", ""), ("−δ", "_negative")):
-            seen = row.facts.columns[f"{case.label}/top{top}{suffix}"]
+            seen = fact(row, case, f"top{top}{suffix}")
             rows.append((f"{row.name}, {sign}", [share_cell(row.facts.estimate(column)) for column in seen.T]))
     classes = len(comparison.about.classes)
     caption = (

@@ -1,4 +1,4 @@
-"""How a perturbation grows from block to block, beside what singular values allow (Wang and Ruan 2022, Eq. 15)."""
+"""Growth of a perturbation from block to block, and the bounds by singular values (Wang and Ruan 2022, Eq. 15)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOUNDED = (
 )
 UNBOUNDED = " With the probe jacobian in the suite, the bounds of Eq. 15 stand beside it."
 
-APART = 0.075  # of the height of a panel, between names of lines
+APART = 0.075  # distance between labels of lines, relative to the height of a panel
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 SLACK = 1.001  # for rounding and for the tolerance of singular values
 
@@ -73,7 +73,7 @@ def growth(facts: Facts, case: MeasuredCase) -> Growth:
 
 
 def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
-    """∏(1 + σ) and exp(Σσ) times the length at the input, by block; none without singular values."""
+    """∏(1 + σ) and exp(Σσ) times the length at the input, by block; empty without singular values."""
     found = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
     if not found:
         return []
@@ -81,7 +81,7 @@ def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
     if branch.shape != entering.shape:
         return []
     block = values(facts, found[0], "block") if "block" in found[0].columns else np.full_like(branch, np.nan)
-    between = entering / attacked[:, :-1]  # 1, but where something stands between two blocks
+    between = entering / attacked[:, :-1]  # 1, unless there are layers between two blocks
     first = attacked[:, :1]
     with np.errstate(over="ignore"):  # exp of a large value is infinite, as a bound may be
         factors = (np.where(np.isnan(branch), block, each) for each in (1 + branch, np.exp(branch)))
@@ -120,7 +120,7 @@ def _panel(row: Row, grown: Growth, key: str) -> Markup:
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, str]]) -> None:
-    """Beside the lines, none above another."""
+    """Label the lines at their right ends, without overlap."""
     low, high = np.log(axes.get_ylim())
     lowest = -1.0
     for value, name in sorted(ends):
@@ -151,7 +151,7 @@ def _gain(column: Column) -> str:
 
 
 def _number(value: float) -> str:
-    """Exponential growth: 142.5, 4.7·10⁵, ∞."""
+    """A number that may be huge: 142.5, 4.7·10⁵, ∞."""
     if np.isinf(value):
         return "∞"
     if value < 1e4:

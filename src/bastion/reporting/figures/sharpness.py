@@ -1,4 +1,4 @@
-"""How sharp the minimum is: worst loss nearby, and the Hessian's largest eigenvalues and trace."""
+"""Sharpness of the minimum: worst loss nearby, and the Hessian's largest eigenvalues and trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.facts import MeasuredCase
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, fact, figures, line_style, single_fact
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import quantity
 
@@ -39,11 +39,9 @@ def _panel(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
         axes.set_title(f"{case.label}: eigenvalues of the Hessian", loc="left", fontsize=13)
         for row in comparison.rows:
-            values = row.facts.columns[f"{case.label}/eigenvalues"][0]
-            errors = row.facts.columns[f"{case.label}/residuals"][0]
-            paint = {"color": svg.colour(row.run.mark), "marker": svg.marker(row.run.mark)}
-            numbers = np.arange(1, len(values) + 1)
-            axes.errorbar(numbers, values, errors, linewidth=1.3, markersize=7, markeredgecolor=svg.PAPER, **paint)  # type: ignore[arg-type]
+            values = single_fact(row, case, "eigenvalues")
+            errors = single_fact(row, case, "residuals")
+            axes.errorbar(np.arange(1, len(values) + 1), values, errors, linewidth=1.3, **line_style(row))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("the largest first")
@@ -52,11 +50,11 @@ def _panel(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
 
 
 def _cells(row: Row, case: MeasuredCase) -> list[str]:
-    fact = {name: row.facts.columns[f"{case.label}/{name}"][0] for name in case.columns}
+    facts = {name: fact(row, case, name)[0] for name in case.columns}
     return [
-        quantity(fact["loss"]),
-        quantity(fact["rise"]),
-        f"{quantity(fact['top'])} ± {fact['residuals'][0]:.1g}",
-        quantity(fact["lowest"]),
-        f"{quantity(fact['trace'])} ± {fact['trace_error']:.2g}",
+        quantity(facts["loss"]),
+        quantity(facts["rise"]),
+        f"{quantity(facts['top'])} ± {facts['residuals'][0]:.1g}",
+        quantity(facts["lowest"]),
+        f"{quantity(facts['trace'])} ± {facts['trace_error']:.2g}",
     ]

@@ -1,4 +1,4 @@
-"""How weights are distributed, by what they are for (Figs. 1 and 2 of Tang et al. 2022)."""
+"""Distribution of the weights, by role (Figs. 1 and 2 of Tang et al. 2022)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 from markupsafe import Markup
 
 from bastion.measuring.facts import MeasuredCase
-from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, figures, single_fact
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import percent, quantity
 
@@ -51,10 +50,10 @@ def _panel(comparison: Comparison, case: MeasuredCase, number: int, key: str) ->
         axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
         axes.set_title(f"{KINDS[number]}: density", loc="left", fontsize=13)
         for row in comparison.rows:
-            counts = _fact(row, case, "histogram")[number]
+            counts = single_fact(row, case, "histogram")[number]
             if not counts.sum():
                 continue
-            edges = np.linspace(-1, 1, len(counts) + 1) * float(_fact(row, case, "largest"))
+            edges = np.linspace(-1, 1, len(counts) + 1) * float(single_fact(row, case, "largest"))
             density = counts / (counts.sum() * (edges[1] - edges[0]))
             paint = svg.colour(row.run.mark)
             axes.stairs(np.where(density > 0, density, np.nan), edges, color=paint, linewidth=1.3, baseline=None)
@@ -66,15 +65,11 @@ def _panel(comparison: Comparison, case: MeasuredCase, number: int, key: str) ->
 
 
 def _cells(row: Row, case: MeasuredCase, shown: Sequence[int]) -> list[str]:
-    shares = [float(_fact(row, case, "share")[number]) for number in shown]
-    own = float(_fact(row, case, "share_by_tensor")[0])
-    kurtosis = float(_fact(row, case, "kurtosis")[0])
+    shares = [float(single_fact(row, case, "share")[number]) for number in shown]
+    own = float(single_fact(row, case, "share_by_tensor")[0])
+    kurtosis = float(single_fact(row, case, "kurtosis")[0])
     return [*(f"{percent(share)} %" if math.isfinite(share) else "–" for share in [*shares, own]), quantity(kurtosis)]
 
 
 def _count(row: Row, case: MeasuredCase, number: int) -> int:
-    return int(_fact(row, case, "count")[number])
-
-
-def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
-    return np.asarray(row.facts.columns[f"{case.label}/{name}"][0])
+    return int(single_fact(row, case, "count")[number])

@@ -1,4 +1,4 @@
-"""Images that were made for a class, and who recognises it."""
+"""Images synthesised for a class, and which models recognise it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("start", "made", "change")
 
 @figures.register("synthesis")
 def synthesis(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    """What the search began with and what it made of it, for each model; and who recognises the class."""
+    """Start and result of the synthesis for each model, and which models recognise the class."""
     return [made for case in cases for made in (*_gallery(comparison, case), _table(comparison, case))]
 
 

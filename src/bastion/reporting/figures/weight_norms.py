@@ -1,4 +1,4 @@
-"""Norms of the weights from input to output, and the bound that they decide."""
+"""Norms of the weights from input to output, and the term of a generalisation bound."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.facts import MeasuredCase
-from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, figures, line_style, single_fact
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import count, quantity
 
@@ -31,7 +30,7 @@ def weight_norms(comparison: Comparison, cases: Sequence[MeasuredCase], key: str
 
 def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
     panels = [_panel(comparison, case, "spectral", "weight, from input to output", "spectral norm", key)]
-    if any(np.isfinite(_fact(row, case, "term")).any() for row in comparison.rows):
+    if any(np.isfinite(single_fact(row, case, "term")).any() for row in comparison.rows):
         panels.append(_panel(comparison, case, "term", "block", "2ε·b₁·b₂ / (γ√n)", key))
     return Figure("Norms of the weights", panels, CAPTION, Table(COLUMNS, [_row(row, case) for row in comparison.rows]))
 
@@ -41,9 +40,8 @@ def _panel(comparison: Comparison, case: MeasuredCase, name: str, across: str, t
         axes = svg.axes(drawn, left=40, right=10, top=30, bottom=44)
         axes.set_title(title, loc="left", fontsize=13)
         for row in comparison.rows:
-            values = _fact(row, case, name)
-            sign = {"marker": svg.marker(row.run.mark), "markersize": 5, "markeredgecolor": svg.PAPER}
-            axes.plot(np.arange(1, len(values) + 1), values, color=svg.colour(row.run.mark), linewidth=1.3, **sign)  # type: ignore[arg-type]
+            values = single_fact(row, case, name)
+            axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.3, **line_style(row, markersize=5))
         axes.set_ylim(bottom=0)
         axes.set_xlabel(across)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -52,16 +50,12 @@ def _panel(comparison: Comparison, case: MeasuredCase, name: str, across: str, t
 
 
 def _row(row: Row, case: MeasuredCase) -> tuple[str, list[str]]:
-    term, gamma = float(_fact(row, case, "largest_term")), float(_fact(row, case, "gamma"))
+    term, gamma = float(single_fact(row, case, "largest_term")), float(single_fact(row, case, "gamma"))
     return row.name, [
-        count(float(_fact(row, case, "l1").sum())),
-        quantity(float(_fact(row, case, "spectral").max())),
-        count(float(_fact(row, case, "norm_21").sum())),
+        count(float(single_fact(row, case, "l1").sum())),
+        quantity(float(single_fact(row, case, "spectral").max())),
+        count(float(single_fact(row, case, "norm_21").sum())),
         quantity(gamma),
-        f"{int(_fact(row, case, 'n')):,}",
+        f"{int(single_fact(row, case, 'n')):,}",
         quantity(term) if math.isfinite(term) else "–",
     ]
-
-
-def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
-    return np.asarray(row.facts.columns[f"{case.label}/{name}"][0])

@@ -1,4 +1,4 @@
-"""Adversarial training (Madry et al. 2018): cross-entropy on what an attack makes of the images."""
+"""Adversarial training (Madry et al. 2018): cross-entropy on attacked images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bastion.types import Losses, Prepared
 @objectives.register("adversarial")
 @settings(frozen=False, eq=False)
 class Adversarial(Attacked):
-    """Cross-entropy on what an attack makes of the images."""
+    """Cross-entropy on attacked images (adversarial training)."""
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         return cross_entropy(model, prepared, self.label_smoothing)

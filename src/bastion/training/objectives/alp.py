@@ -1,4 +1,4 @@
-"""Adversarial logit pairing (Kannan et al. 2018): right on both, with logits that agree."""
+"""Adversarial logit pairing (Kannan et al. 2018): equal logits on clean and attacked images."""
 
 from __future__ import annotations
 

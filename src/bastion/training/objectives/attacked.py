@@ -1,4 +1,4 @@
-"""What objectives against an attack have in common: the inner maximisation."""
+"""Base class of objectives with an attack as the inner maximisation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bastion.types import Attack, Batch, Objective, Prepared
 
 @settings(frozen=False, eq=False)
 class Attacked(Objective):
-    """Learns from what an attack makes of the images.
+    """Trains on attacked images.
 
-    `eps_warmup`: the radius grows linearly from 0 over so many epochs (Debenedetti et al. 2023).
+    `eps_warmup`: the radius grows linearly from 0 over this many epochs (Debenedetti et al. 2023).
     """
 
     threat: Threat

@@ -1,4 +1,4 @@
-"""MART (Wang et al. 2020): misclassified images count more."""
+"""MART (Wang et al. 2020): misclassification-aware adversarial training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bastion.types import Losses, Prepared, hard
 class Mart(Attacked):
     """BCE(x') + λ · KL(p(x) ‖ p(x')) · (1 - p_y(x)), where BCE(x') = CE(x') - log(1 - max over k≠y of p_k(x')).
 
-    With soft labels p_y is their expectation of p, and the class left out of the maximum is the likeliest.
+    With soft labels, p_y is the mean of p under them, and y in the maximum is their likeliest class.
     """
 
     beta: NotNegative = 5.0  # the paper's λ
@@ -31,7 +31,7 @@ class Mart(Attacked):
 
 
 def _likeliest_mistake(logits: Tensor, y: Tensor) -> Tensor:
-    """-log(1 - max over k≠y of p_k): log of all classes' weight less log of all but the mistake's."""
+    """-log(1 - max over k≠y of p_k), as logsumexp over all classes minus logsumexp without the likeliest wrong one."""
     right = F.one_hot(hard(y), logits.shape[1]).bool()
     mistake = logits.masked_fill(right, -torch.inf).argmax(1, keepdim=True)
     others = logits.scatter(1, mistake, -torch.inf)
@@ -39,6 +39,6 @@ def _likeliest_mistake(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _confidence(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) probability of the label."""
+    """(B,): the probability of the label."""
     probabilities = logits.softmax(1)
     return probabilities.gather(1, y[:, None])[:, 0] if y.ndim == 1 else (probabilities * y).sum(1)

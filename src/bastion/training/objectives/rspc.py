@@ -1,4 +1,4 @@
-"""RSPC (Guo et al. 2023): the same features when the patches that matter most are occluded."""
+"""RSPC (Guo et al. 2023): align features of clean images and of images with the most sensitive patches occluded."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from bastion.training.objectives import objectives
 from bastion.types import Batch, Losses, Objective, Prepared, Tapped, Taps, TrainingContext
 
 Term = Literal["alignment", "cross-entropy"]
-MOST_PATCHES = 256  # by default; the corruption model has a weight for each pair of them
+MOST_PATCHES = 256  # by default, as the corruption model has a weight for each pair of patches
 
 
 @objectives.register("rspc")
 @settings(frozen=False, eq=False)
 class RSPC(Objective):
-    """CE(x) + weight · alignment(x, x̂): the mean squared change of the outputs of attention blocks (Eq. 3).
+    """CE(x) + weight · alignment(x, x̂), the mean squared change of the outputs of attention blocks (Eq. 3).
 
-    x̂ is x with the share `rho` of its patches occluded: those that the corruption model scores highest. It is trained
-    beside the model, by ascent, to make the alignment term large. Or the patches are random.
+    x̂ is x with a share `rho` of its patches occluded: those with the highest scores of the corruption model, which is
+    trained beside the model to maximise the alignment term; or random ones.
     """
 
     weight: NotNegative = 5e-3  # λ
@@ -37,12 +37,12 @@ class RSPC(Objective):
     patches: Literal["learned", "random"] = "learned"
     patch_size: AtLeastOne | None = None  # pixels of the data; None: as the model's tokens
     fill: Literal["noise", "zero"] = "noise"
-    minimize: Term = "alignment"  # cross-entropy: ½ CE(x) + ½ CE(x̂) in its place
-    maximize: Term | None = None  # by the corruption model; None: what the model minimizes
+    minimize: Term = "alignment"  # "cross-entropy": ½ CE(x) + ½ CE(x̂) instead
+    maximize: Term | None = None  # by the corruption model; None: the same term
     label_smoothing: Smoothing = 0.0
     corruption_lr: Positive = 1e-4
-    # Of the corruption model's gradient, before it is clipped. The authors' code has it by leaving the loss scale of
-    # fp16, 2^16 at first, in that gradient; without it, steps of 1e-4 move nothing.
+    # Factor of the corruption model's gradient, before it is clipped. The authors' code does not divide that gradient
+    # by the loss scale of fp16, initially 2^16; without the factor, steps of 1e-4 change almost nothing.
     grad_scale: Positive = 65536.0
 
     def __post_init__(self) -> None:
@@ -70,12 +70,12 @@ class RSPC(Objective):
             lr=self.corruption_lr,
             momentum=0.9,
             nesterov=True,
-            weight_decay=0.05,  # shrinks the weights, although the gradient is climbed
+            weight_decay=0.05,  # shrinks the weights also with maximize=True
             maximize=True,
         )
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
-        """What fills occluded patches, over the whole image; with random patches, the occluded image."""
+        """Images of the filling (noise or black); with random patches, the occluded images."""
         x = torch.zeros_like(batch.x)
         if self.fill == "noise":
             x = rng.uniform(seed, batch.index, "rspc noise", batch.x.shape[1:], dtype=batch.x.dtype)
@@ -100,23 +100,25 @@ class RSPC(Objective):
             terms["alignment"] = alignment(taps.blocks[name] for name in self._aligned)
         total = natural + self.weight * terms["alignment"] if self.minimize == "alignment" else (natural + other) / 2
         if keep is not None and used is not None and keep is not used:
-            climbed = other if self.maximize == "cross-entropy" else self.weight * terms["alignment"]
-            (slope,) = torch.autograd.grad(climbed, used, retain_graph=True)
-            total = total + (slope * (keep - used.detach())).sum()  # is 0, and gives the corruption model this slope
+            maximized = other if self.maximize == "cross-entropy" else self.weight * terms["alignment"]
+            (slope,) = torch.autograd.grad(maximized, used, retain_graph=True)
+            total = (
+                total + (slope * (keep - used.detach())).sum()
+            )  # adds 0, but gives the corruption model its gradient
         return Losses(total, corrupted, terms, clean)
 
 
 def alignment(outputs: Iterable[Tensor]) -> Tensor:
-    """L_align of Eq. 2, of block outputs for a batch whose first half is the images, the second the occluded ones."""
+    """L_align of Eq. 2, from block outputs for a batch of clean images followed by the occluded ones."""
     halves = (output.to(torch.promote_types(output.dtype, torch.float32)).chunk(2) for output in outputs)
     return torch.stack([F.mse_loss(clean, corrupted) for clean, corrupted in halves]).mean()
 
 
 def default_patch_size(outputs: Sequence[Sequence[int]], shape: tuple[int, int, int]) -> int:
-    """In pixels of the data, as near to the model's tokens as patches that tile the image can be.
+    """The patch size, in pixels of the data, that tiles the image and is nearest to the size of the model's tokens.
 
-    Of attention blocks with these shapes of outputs, the tokens of the first that has at most `MOST_PATCHES` count: a
-    ViT's own patches, and patches of 16 pixels for Swin at 224.
+    Tokens are those of the first attention block with at most `MOST_PATCHES` of them, given the shapes of the blocks'
+    outputs: a ViT's own patches, and patches of 16 pixels for Swin at 224.
     """
     _, height, width = shape
     grids = [_grid(output, height, width) for output in outputs]
@@ -135,7 +137,7 @@ def _grid(output: Sequence[int], height: int, width: int) -> tuple[int, int]:
 
 
 def _attention_outputs(model: nn.Module, shape: tuple[int, int, int]) -> dict[str, Tensor]:
-    """Of each block that attends, for two images of this shape."""
+    """The output of each block with self-attention, for two images of this shape."""
     if not isinstance(model, Tapped):
         return {}
     weights = next(model.parameters())

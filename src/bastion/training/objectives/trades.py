@@ -1,4 +1,4 @@
-"""TRADES (Zhang et al. 2019): right on the images, and the same answer around them."""
+"""TRADES (Zhang et al. 2019): cross-entropy on clean images, and the divergence of predictions under attack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bastion.training.objectives import objectives
 from bastion.training.objectives.attacked import Attacked
 from bastion.types import Losses, Prepared
 
-# The authors' for CIFAR-10: ten steps of 2/255.
+# The authors' settings for CIFAR-10: ten steps of 2/255.
 THREAT = Threat("linf", 8 / 255)
 ATTACK = PGD(steps=10, rel_step=0.25, loss="kl", keep="last")
 
@@ -21,14 +21,14 @@ ATTACK = PGD(steps=10, rel_step=0.25, loss="kl", keep="last")
 @objectives.register("trades")
 @settings(frozen=False, eq=False)
 class Trades(Attacked):
-    """CE(x) + β · KL(p(x) ‖ p(x')), where x' maximises that divergence."""
+    """CE(x) + β · KL(p(x) ‖ p(x')), where x' maximises the divergence."""
 
     threat: Threat = THREAT
     attack: Attack = ATTACK
     beta: NotNegative = 6.0
 
     def __post_init__(self) -> None:
-        loss = getattr(self.attack, "loss", "kl")  # a user's own may have no such setting
+        loss = getattr(self.attack, "loss", "kl")  # a user's own attack may have no such setting
         if loss != "kl":
             raise SettingsError(
                 "trades", ("attack", "loss"), f"must be kl, the divergence that is minimised, got {loss}"
