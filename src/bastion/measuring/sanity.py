@@ -65,10 +65,10 @@ CHECKS: dict[str, Check] = {
         "large that softmax is flat. Attack with loss=margin or loss=dlr."
     ),
     "gradient-mismatch": Check(
-        "A step of one grey level changes the loss otherwise than the gradient says: a wave or noise is laid over the "
-        "input or its gradient, and gradient attacks are led astray. Attack without gradients, with gradients "
-        "averaged over nearby points, or through a smooth approximation (BPDA).",
-        share=0.25,  # networks bend; healthy ones with more than one image in thirty were not seen
+        "The gradient is not that of images a grey level away: a wave is laid over the input, or noise over the "
+        "gradient, and gradient attacks are led astray. Attack without gradients, with gradients averaged over "
+        "nearby images, or through a smooth approximation (BPDA).",
+        share=0.25,  # networks bend
     ),
     "one-step-beats-many": Check(
         f"One step of FGSM fools what PGD with many steps does not: {_MASKED}. Use more steps and restarts, other "

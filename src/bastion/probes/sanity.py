@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
@@ -25,6 +26,9 @@ from bastion.types import Batch, Description, Probe
 
 TOLERANCE = 1e-4  # of the l2 norm of the logits: more than float rounding
 LEVEL = 1 / 255  # one grey level
+# By distance in grey levels: the lowest cosine of an image's gradient with the mean gradient of images around it.
+# Nine of ten images are above 0.92 and 0.43 for networks without a defence, ImageNet's too (docs/sanity.md).
+COSINES = {0.25: 0.75, 2.0: 0.3}
 BOX = Threat("linf", 1.0)  # contains every image
 
 
@@ -33,18 +37,18 @@ BOX = Threat("linf", 1.0)  # contains every image
 class Sanity(Probe):
     """Whether a robust accuracy can be trusted: `warning.CODE` is true where an example shows the symptom.
 
-    Takes 100 forward and 23 backward passes for an image that nothing fools, fewer for one that PGD fools, and some
+    Takes 96 forward and 27 backward passes for an image that nothing fools, fewer for one that PGD fools, and some
     hundred more of each for one that a single step, noise or Square fools and PGD does not.
     """
 
-    version = 2
+    version = 3
 
     threat: Threat
     steps: Annotated[int, Ge(2)] = 10  # of PGD
     forwards: Annotated[int, Ge(2)] = 3  # forward passes that must agree
     tries: AtLeastOne = 4  # random images of the threat's set
     queries: Count = 50  # of Square
-    nearby: Count = 8  # images one grey level away, at which the gradient must predict the change of the margin
+    nearby: Count = 2  # images at each distance whose mean gradient must resemble that of the image
     loss: LossName = "ce"  # of FGSM and PGD
 
     role = "check"
@@ -75,7 +79,7 @@ class Sanity(Probe):
             "dynamic": torch.full_like(right, inside.found),
             "zero-gradient": right & no_margin,
             "saturated-ce": right & no_ce & ~no_margin,
-            "gradient-mismatch": self._mismatch(model, batch, logits, slope, seed) & right & ~(random | dependent),
+            "gradient-mismatch": self._mismatch(model, batch, slope, seed) & right & ~(no_margin | random | dependent),
             # On a randomised model an attack succeeds or fails by chance.
             **self._compare_attacks(model, batch, right & ~random, seed),
         }
@@ -87,22 +91,22 @@ class Sanity(Probe):
             changed = [differs(logits, forward.logits(model, x)) for _ in range(self.forwards - 1)]
         return torch.stack(changed).any(0)
 
-    def _mismatch(self, model: nn.Module, batch: Batch, logits: Tensor, slope: Tensor, seed: int) -> Tensor:
-        """(B,) bool: one grey level away, the gradient predicts the margin worse than assuming no change.
+    def _mismatch(self, model: nn.Module, batch: Batch, slope: Tensor, seed: int) -> Tensor:
+        """(B,) bool: the gradient of the margin is not that of its neighbourhood.
 
-        The margin is used because it is piecewise linear for a ReLU network; changes below rounding are ignored.
+        A quarter of a grey level away, noise in the gradient shows; two levels away, a wave laid over the input.
         """
-        here = margin(logits, batch.y)
-        wrong, changes = torch.zeros_like(here, dtype=torch.float64), torch.zeros_like(here, dtype=torch.float64)
-        for number in range(self.nearby):
-            signs = rng.signs(seed, batch.index, rng.key("sanity", "nearby", number), batch.x.shape[1:])
-            x = (batch.x + LEVEL * signs.to(batch.x)).clamp(0, 1)
-            with torch.no_grad():
-                change = (margin(forward.logits(model, x), batch.y) - here).double()
-            wrong += (change - ((x - batch.x) * slope).flatten(1).double().sum(1)) ** 2
-            changes += change**2
-        rounding = 4 * torch.finfo(logits.dtype).eps * logits.abs().amax(1).double()
-        return wrong > changes + self.nearby * rounding**2
+        mismatch = torch.zeros(len(slope), dtype=torch.bool, device=slope.device)
+        for levels, least in COSINES.items():
+            mean = torch.zeros_like(slope)
+            for number in range(self.nearby):
+                draw = rng.key("sanity", "nearby", number)
+                offset = 2 * rng.uniform(seed, batch.index, draw, batch.x.shape[1:]).to(batch.x) - 1
+                x = (batch.x + levels * LEVEL * offset).clamp(0, 1).requires_grad_()
+                with torch.enable_grad():
+                    mean += input_slope(margin, forward.logits(model, x), batch.y, x) / self.nearby
+            mismatch |= F.cosine_similarity(slope.flatten(1), mean.flatten(1)) < least
+        return mismatch & (self.nearby > 0)
 
     def _compare_attacks(self, model: nn.Module, batch: Batch, right: Tensor, seed: int) -> dict[str, Tensor]:
         """On images that PGD does not fool: weaker attacks should not succeed, and PGD without a bound should."""

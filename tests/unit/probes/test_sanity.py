@@ -232,7 +232,7 @@ def test_each_defect_has_its_symptoms_and_no_others(model: nn.Module, expected: 
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("model", [Wavy(0.01, 1000), Wavy(0.03, 1000), Wavy(0.003, 3000), Disguised()])
+@pytest.mark.parametrize("model", [Wavy(0.01, 1000), Wavy(0.03, 1000), Wavy(0.003, 3000), Wavy(0.01, 500), Disguised()])
 def test_gradients_that_do_not_say_what_the_loss_does_are_found(model: nn.Module, norm: Any, batch: Batch) -> None:
     assert symptoms(model, batch, Threat(norm, THREAT.eps))["gradient-mismatch"] >= 0.9 * N
 
@@ -249,7 +249,11 @@ def test_only_right_examples_have_symptoms_of_attacks(batch: Batch) -> None:
 
 def test_gradients_that_mislead_pgd_but_not_fgsm_are_found(batch: Batch) -> None:
     assert symptoms(Colours(), batch, Threat("linf", 0.19)) == {}
-    assert symptoms(Reversed(), batch, Threat("linf", 0.19)) == {"one-step-beats-many": N, "search-beats-gradient": 39}
+    assert symptoms(Reversed(), batch, Threat("linf", 0.19)) == {
+        "gradient-mismatch": N,
+        "one-step-beats-many": N,
+        "search-beats-gradient": 39,
+    }
 
 
 def test_noise_that_finds_what_gradients_do_not_is_found() -> None:
@@ -297,7 +301,7 @@ def test_the_checks_cost_what_they_say_and_leave_nothing_behind(batch: Batch) ->
     model, noise = Counted(), torch.get_rng_state()
     assert symptoms(model, batch) == {}
     # Two images more, once, by which the engine of Square finds its batch size.
-    assert passes == {"forward": 100 * N + 2, "backward": 23 * N}
+    assert passes == {"forward": 96 * N + 2, "backward": 27 * N}
     assert model.scale.grad is None
     assert torch.equal(torch.get_rng_state(), noise)
     assert not batch.x.requires_grad
