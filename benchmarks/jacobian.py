@@ -1,6 +1,7 @@
 """The largest singular value of a block's Jacobian: by products alone, beside the dense Jacobian and power iteration.
 
-    python -m benchmarks.jacobian --write
+    python -m benchmarks.jacobian --write       # also puts table and picture into docs/jacobian.md
+    python -m benchmarks.jacobian --docs        # does so from the last run
 
 Blocks of Vision Transformers with random weights and tokens. Each case runs in a process of its own, on one thread.
 Seconds are of the processor, so that other programs on the machine count little; `clock` is stored too. Memory is what
@@ -25,12 +26,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bastion import storage
 from bastion.jacobians.lanczos import largest
 from bastion.jacobians.products import Jacobian
 from bastion.models import checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "jacobian.json"
-PLOT = Path(__file__).parents[1] / "docs" / "jacobian-cost.png"
+DOCS = Path(__file__).parents[1] / "docs" / "jacobian.md"
+PLOT = DOCS.with_name("jacobian-cost.png")
 # tokens, width, heads; the last two are ViT-S/16 and ViT-B/16 at 224 pixels
 SIZES = {"512": (4, 128, 4), "1024": (8, 128, 4), "2048": (16, 128, 4), "4096": (32, 128, 4), "8192": (64, 128, 4)}
 LARGE = {"75648": (197, 384, 6), "151296": (197, 768, 12)}
@@ -152,12 +155,25 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def write_docs(results: list[dict[str, Any]]) -> None:
+    """The table and the picture, between the marks of the page."""
+    plot(results, PLOT)
+    begin, end = "<!-- cost table -->\n", "<!-- end -->"
+    head, rest = DOCS.read_text().split(begin)
+    picture = f"![Seconds and memory over the size of a block, by method]({PLOT.name})"
+    storage.write_text(DOCS, f"{head}{begin}{table(results)}\n\n{picture}\n{end}{rest.split(end, 1)[1]}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs=2, metavar=("METHOD", "SIZE"), help="one case in this process")
     parser.add_argument("--sizes", nargs="*", default=[*SIZES, *LARGE])
-    parser.add_argument("--write", action="store_true", help=f"to {RESULTS.name} and {PLOT.name}")
+    parser.add_argument("--write", action="store_true", help=f"to {RESULTS.name} and docs/{DOCS.name}")
+    parser.add_argument("--docs", action="store_true", help=f"write docs/{DOCS.name} from {RESULTS.name}, run nothing")
     options = parser.parse_args()
+    if options.docs:
+        write_docs(json.loads(RESULTS.read_text()))
+        return
     if options.case:
         print(json.dumps(run(*options.case)))
         return
@@ -165,8 +181,8 @@ def main() -> None:
     results = [in_own_process(*case) for case in cases]
     print(table(results))
     if options.write:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        plot(results, PLOT)
+        storage.write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+        write_docs(results)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import argparse
 import io
 import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -29,18 +30,36 @@ FIND = """(() => {
 MARGIN = 12
 
 
-def pictures(page: Path, titles: list[str]) -> list[Image.Image]:
-    shots = []
+def save_pictures(report: Path, wanted: Mapping[Path, Sequence[str]], width: int = WIDTH) -> None:
+    """Files, and the beginnings of the titles of the figures that each shows."""
+    if browser.CHROMIUM is None:
+        raise SystemExit("no chromium or chrome on the PATH to show the report in; install one")
+    browser.PATIENCE = 300  # seconds: the machine may be busy
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser.opened(Path(profile)) as tab:
-        tab.open(page.resolve(), width=WIDTH, height=900)
-        for title in titles:
-            box = tab.run(FIND % json.dumps(title))
-            if isinstance(box, list):
-                raise SystemExit(f"no figure '{title}…' in {page}; it has {', '.join(box)}")
-            around = {"x": box["left"] - MARGIN, "y": box["top"] - MARGIN}
-            shot = tab.picture(**around, width=box["width"] + 2 * MARGIN, height=box["height"] + MARGIN)
-            shots.append(Image.open(io.BytesIO(shot)).convert("RGB"))
-    return shots
+        tab.open(report.resolve(), width=width, height=900)
+        for output, titles in wanted.items():
+            _save([_figure(tab, report, title) for title in titles], output)
+
+
+def _figure(tab: browser.Tab, report: Path, title: str) -> Image.Image:
+    box = tab.run(FIND % json.dumps(title))
+    if isinstance(box, list):
+        raise SystemExit(f"no figure '{title}…' in {report}; it has {', '.join(box)}")
+    around = {"x": box["left"] - MARGIN, "y": box["top"] - MARGIN}
+    shot = tab.picture(**around, width=box["width"] + 2 * MARGIN, height=box["height"] + MARGIN)
+    return Image.open(io.BytesIO(shot)).convert("RGB")
+
+
+def _save(shots: Sequence[Image.Image], output: Path) -> None:
+    """One below the other."""
+    size = max(shot.width for shot in shots), sum(shot.height for shot in shots)
+    sheet = Image.new("RGB", size, shots[0].getpixel((0, 0)))
+    top = 0
+    for shot in shots:
+        sheet.paste(shot, (0, top))
+        top += shot.height
+    sheet.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(output, optimize=True)
+    print(f"{output}: {output.stat().st_size / 1024:.0f} KB")
 
 
 def main() -> None:
@@ -48,16 +67,9 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("titles", nargs="+")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the page, in pixels; 1000 has two panels in a row")
     options = parser.parse_args()
-    shots = pictures(options.report, options.titles)
-    size = max(shot.width for shot in shots), sum(shot.height for shot in shots)
-    sheet = Image.new("RGB", size, shots[0].getpixel((0, 0)))
-    top = 0
-    for shot in shots:
-        sheet.paste(shot, (0, top))
-        top += shot.height
-    sheet.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(options.output, optimize=True)
-    print(f"{options.output}: {options.output.stat().st_size / 1024:.0f} KB")
+    save_pictures(options.report, {options.output: options.titles}, options.width)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,15 @@ Two processes of one thread train and measure run by run in `runs/rspc-study/`. 
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from scripts.study import both, in_processes, minus, points, students_t, table, verdict, with_label
 
-from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.facts import read_measurements
+from bastion.measuring.intervals import Estimate
 from bastion.run import open_run
 
 matplotlib.use("Agg")
@@ -58,7 +53,6 @@ PATCH_FOOL: dict[str, Any] = {
     "probes": {"patch-fool": {"name": "adversarial", "threat": {"norm": "linf", "eps": 1}, "attack": "patch-fool"}}
 }
 IMAGES = {"study": 1000, "corruptions": 500, "patch-fool": 100, "learned": 500}
-TWO_SIDED = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantiles of Student's t by degrees of freedom
 
 
 def folder(arm: str, seed: int) -> Path:
@@ -89,19 +83,6 @@ def work_learned(arm: str, seed: int) -> None:
     measure(folder(arm, seed), "cifar10", {"probes": {"learned": probe}}, limit=IMAGES["learned"])
 
 
-def in_processes(jobs: Sequence[tuple[str, str, int]]) -> None:
-    def run(job: tuple[str, str, int]) -> None:
-        began, (kind, arm, seed) = time.monotonic(), job
-        command = [sys.executable, "-m", "scripts.rspc_study", kind, arm, str(seed)]
-        RUNS.mkdir(parents=True, exist_ok=True)
-        with (RUNS / f"{arm}-{seed}.log").open("a") as log:
-            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
-        print(f"{kind} {arm} {seed}: {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(run, jobs))
-
-
 class Measured(NamedTuple):
     """Of one run: what is compared between arms, each as a share or a similarity."""
 
@@ -111,7 +92,7 @@ class Measured(NamedTuple):
 
 def read(arm: str, seed: int) -> Measured:
     facts = read_measurements(open_run(folder(arm, seed)))
-    study, phases = _with(facts, "occlusion"), _with(facts, "corrupted type=fog severity=1")
+    study, phases = with_label(facts, "occlusion"), with_label(facts, "corrupted type=fog severity=1")
     columns, by_mask = study.columns, study.columns["occlusion/right_by_mask"].mean(0)
     corruptions = phases.accuracies()
     similarity = columns["attention/similarity"]
@@ -121,11 +102,11 @@ def read(arm: str, seed: int) -> Measured:
         "corruptions without noise": corruptions["without noise"].value,
         "occluded, random masks": columns["occlusion/share_right"].mean(),
         "spread over masks": by_mask.std(ddof=1),
-        "occluded, learned masks": _with(facts, "learned").correct("learned").mean(),
+        "occluded, learned masks": with_label(facts, "learned").correct("learned").mean(),
         "attention similarity": similarity.mean(),
         "attention similarity, lowest 5 %": np.quantile(similarity, 0.05),
         "PGD-20 at 1/255": study.correct("pgd").mean(),
-        "Patch-Fool": _with(facts, "patch-fool").correct("patch-fool").mean(),
+        "Patch-Fool": with_label(facts, "patch-fool").correct("patch-fool").mean(),
         **{f"confidence {name}": columns[f"confidence/{name}_confidence"].mean() for name in CONFIDENCES},
     }
     return Measured({name: float(value) for name, value in values.items()}, by_mask)
@@ -134,37 +115,18 @@ def read(arm: str, seed: int) -> Measured:
 CONFIDENCES = ("clean", "adversarial", "noisy", "occluded")
 
 
-def _with(measured: Sequence[Facts], label: str) -> Facts:
-    return next(facts for facts in reversed(measured) if label in facts.labels)
-
-
-class Difference(NamedTuple):
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
-
-
 Results = dict[str, list[Measured]]
 
 
-def over_seeds(values: Sequence[float]) -> Difference:
-    """The mean, with the 95 % interval of Student's t."""
-    mean, half = np.mean(values), TWO_SIDED[len(values) - 1] * np.std(values, ddof=1) / math.sqrt(len(values))
-    return Difference(float(mean), float(mean - half), float(mean + half))
-
-
-def difference(results: Results, arm: str, other: str, name: str) -> Difference:
+def difference(results: Results, arm: str, other: str, name: str) -> Estimate:
     """Of one number between two arms, paired by seed."""
     pairs = zip(results[arm], results[other], strict=True)
-    return over_seeds([one.values[name] - two.values[name] for one, two in pairs])
+    return students_t([one.values[name] - two.values[name] for one, two in pairs])
 
 
-def within(results: Results, arm: str, one: str, two: str) -> Difference:
+def within(results: Results, arm: str, one: str, two: str) -> Estimate:
     """Of two numbers of the same models."""
-    return over_seeds([run.values[one] - run.values[two] for run in results[arm]])
+    return students_t([run.values[one] - run.values[two] for run in results[arm]])
 
 
 SHOWN = (
@@ -184,49 +146,33 @@ SHOWN = (
 def numbers(results: Results) -> str:
     """A row for each number: the mean over seeds of standard training, and what each other arm adds."""
     others = [arm for arm in ARMS if arm != STANDARD]
-    rows = [f"| % | {' | '.join(ARMS[arm][0] for arm in ARMS)} |", "| --- " * (1 + len(ARMS)) + "|"]
+    rows = []
     for name in SHOWN:
         base = np.mean([each.values[name] for each in results[STANDARD]])
-        cells = [f"{100 * base:.1f}", *(str(difference(results, arm, STANDARD, name)) for arm in others)]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+        added = [points(difference(results, arm, STANDARD, name)) for arm in others]
+        rows.append([name, f"{100 * base:.1f}", *added])
+    return table(["%", *(ARMS[arm][0] for arm in ARMS)], rows)
 
 
 def confidences(results: Results) -> str:
-    rows = ["| mean probability of the true class, % | clean | PGD-5 | Gaussian noise | occluded |", "| --- " * 5 + "|"]
+    rows = []
     for arm, measured in results.items():
         cells = [
             f"{100 * np.mean([each.values[f'confidence {name}'] for each in measured]):.1f}" for name in CONFIDENCES
         ]
-        rows.append(f"| {ARMS[arm][0]} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-def verdict(found: Difference, least: float = 0.0) -> str:
-    """Is the difference above `least`, as the claim has it?"""
-    if found.low > least:
-        return "held"
-    return "did not hold" if found.high < least else "cannot tell"
-
-
-def both(*verdicts: str) -> str:
-    """Of a claim in several parts."""
-    return next((each for each in ("did not hold", "cannot tell") if each in verdicts), "held")
-
-
-def minus(found: Difference) -> Difference:
-    return Difference(-found.value, -found.high, -found.low)
+        rows.append([ARMS[arm][0], *cells])
+    return table(["mean probability of the true class, %", "clean", "PGD-5", "Gaussian noise", "occluded"], rows)
 
 
 def claims(results: Results) -> str:
     """A row for each claim that this scale can speak to."""
-    rows = ["| claim | arms | found | verdict |", "| --- " * 4 + "|"]
+    rows: list[tuple[str, ...]] = []
 
-    def of(arm: str, name: str, other: str = STANDARD) -> Difference:
+    def of(arm: str, name: str, other: str = STANDARD) -> Estimate:
         return difference(results, arm, other, name)
 
-    def add(claim: str, arms: str, found: str, said: str) -> None:
-        rows.append(f"| {claim} | {arms} | {found} | {said} |")
+    def add(*cells: str) -> None:
+        rows.append(cells)
 
     order = [
         within(results, STANDARD, "confidence occluded", "confidence adversarial"),
@@ -235,42 +181,45 @@ def claims(results: Results) -> str:
     add(
         "R1: occlusion is nearer to adversarial patches than added noise is",
         STANDARD,
-        f"confidence: occluded less PGD-5 {order[0]}, noise less occluded {order[1]}",
+        f"confidence: occluded less PGD-5 {points(order[0])}, noise less occluded {points(order[1])}",
         both(*map(verdict, order)),
     )
     for arm in (LEARNED, STRONG):
         label = ARMS[arm][0]
         stable = [of(arm, name) for name in ("attention similarity", "attention similarity, lowest 5 %")]
-        add("R2: attention is steadier", label, f"{stable[0]}; lowest 5 % {stable[1]}", both(*map(verdict, stable)))
+        found = f"{points(stable[0])}; lowest 5 % {points(stable[1])}"
+        add("R2: attention is steadier", label, found, both(*map(verdict, stable)))
         gain, clean = of(arm, "corruptions"), of(arm, "clean")
         add(
             "R3: better under corruptions, clean accuracy no more than 0.5 points lower",
             label,
-            f"{gain}; clean {clean}",
+            f"{points(gain)}; clean {points(clean)}",
             both(verdict(gain), verdict(clean, -0.005)),
         )
         gain = of(arm, "corruptions without noise")
-        add("R4: also without the noise types", label, str(gain), verdict(gain))
+        add("R4: also without the noise types", label, points(gain), verdict(gain))
         spread, mean = minus(of(arm, "spread over masks")), of(arm, "occluded, random masks")
         add(
             "R9: over random masks, accuracy is higher and less spread",
             label,
-            f"{mean}; spread {minus(spread)}",
+            f"{points(mean)}; spread {points(minus(spread))}",
             both(verdict(mean), verdict(spread)),
         )
         attacks = [of(arm, "PGD-20 at 1/255"), of(arm, "Patch-Fool")]
-        add("R10: helps against PGD and Patch-Fool", label, f"{attacks[0]}; {attacks[1]}", both(*map(verdict, attacks)))
+        found = "; ".join(map(points, attacks))
+        add("R10: helps against PGD and Patch-Fool", label, found, both(*map(verdict, attacks)))
     chain = [of(LEARNED, "corruptions", RANDOM), of(RANDOM, "corruptions", OCCLUDED)]
     add(
         "R5: learned patches better than random ones, those better than CE on occluded images",
         "corruptions",
-        f"learned less random {chain[0]}, random less CE {chain[1]}",
+        f"learned less random {points(chain[0])}, random less CE {points(chain[1])}",
         both(*map(verdict, chain)),
     )
     for arm in (STANDARD, LEARNED, STRONG):
         lost = within(results, arm, "occluded, random masks", "occluded, learned masks")
-        add("R5, masks: learned ones are harder than random ones", ARMS[arm][0], f"accuracy lost {lost}", verdict(lost))
-    return "\n".join(rows) + "\n"
+        claim = "R5, masks: learned ones are harder than random ones"
+        add(claim, ARMS[arm][0], f"accuracy lost {points(lost)}", verdict(lost))
+    return table(["claim", "arms", "found", "verdict"], rows)
 
 
 def picture(results: Results) -> None:
@@ -355,8 +304,10 @@ def main() -> None:
         {"run": work, "learned": work_learned}[kind](arm, int(seed))
         return
     if not options.page:
-        in_processes([("run", arm, seed) for seed in SEEDS for arm in ARMS])
-        in_processes([("learned", arm, seed) for seed in SEEDS for arm in ARMS])
+        for kind in ("run", "learned"):
+            in_processes(
+                "scripts.rspc_study", [(kind, arm, str(seed)) for seed in SEEDS for arm in ARMS], RUNS / "logs"
+            )
     write_page()
 
 

@@ -34,9 +34,11 @@ class AttentionLipschitz(Study):
     images: AtLeastOne = 8
     scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of the tokens
 
+    version: ClassVar[int] = 2
     facts: ClassVar[Mapping[str, str]] = {
-        "block": "number of the block among the residual blocks, from 0; -1 if there is none",
+        "block": "number of the block among the residual blocks, from 0; NaN if there is none",
         "measured": "largest singular value of attention's Jacobian, by image",
+        "residual": "largest ‖Jᵀu − σv‖ / σ of all that was measured: bounds its error",
         "reached": "l2 norm of the longest token that enters attention",
         "domain": "largest l2 norm that tokens can have after the LayerNorm before attention; NaN without one",
         "bound": "upper bound of the Lipschitz constant for tokens of norm at most `domain`, so for every image",
@@ -57,14 +59,16 @@ class AttentionLipschitz(Study):
         batch = first_examples(data, "test", self.images, "attention-lipschitz.images")
         tokens = _inputs(model, module, batch.x.to(heads.out.device))
         index = batch.index.to(tokens.device)
-        measured = torch.stack([_stretch(module, scale * tokens, index, seed) for scale in (1.0, *self.scales)])
+        stretched = [_stretch(module, scale * tokens, index, seed) for scale in (1.0, *self.scales)]
+        measured, residuals = (torch.cat(each, dim=1).T for each in zip(*stretched, strict=True))  # (1 + scales, B)
         reached = torch.linalg.vector_norm(tokens, dim=2).amax()
         domain = _layer_norm_radius(getattr(block, "norm1", None)).to(reached)
         scales = tokens.new_tensor(self.scales)
         bounds = heads.upper_bound(torch.cat([domain[None], reached[None], scales * reached]), tokens.shape[1])
         return {
-            "block": torch.tensor(number),
+            "block": torch.tensor(float(number)),
             "measured": measured[0].float(),
+            "residual": residuals.amax().float(),
             "reached": reached.float(),
             "domain": domain.float(),
             "bound": bounds[0].float(),
@@ -77,8 +81,7 @@ class AttentionLipschitz(Study):
     def _nothing(self) -> dict[str, Tensor]:
         shapes = {"measured": self.images, "scale": len(self.scales), "scaled": len(self.scales)}
         shapes["scaled_bound"] = shapes["scaled"]
-        facts = {name: torch.full((shapes[name],) if name in shapes else (), torch.nan) for name in self.facts}
-        return facts | {"block": torch.tensor(-1)}
+        return {name: torch.full((shapes[name],) if name in shapes else (), torch.nan) for name in self.facts}
 
 
 def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads]]:
@@ -132,7 +135,8 @@ def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> Ten
     with frozen(module):
         jacobian = Jacobian(module, tokens, "attention-lipschitz")
         start = rng.normal(seed, index, "attention-lipschitz", (jacobian.inputs,), dtype=tokens.dtype)
-        return largest(jacobian, lambda _: start).values[:, 0]
+        found = largest(jacobian, lambda _: start)
+        return found.values, found.residuals
 
 
 def _layer_norm_radius(norm: nn.Module | None) -> Tensor:

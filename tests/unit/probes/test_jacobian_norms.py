@@ -42,6 +42,8 @@ def test_the_bound_takes_the_largest_block_of_each_norm_and_is_no_smaller_than_t
     assert torch.equal(facts["table_2"], by_hand)
     assert torch.allclose(facts["looseness"], by_hand / facts["sigma"].amax(1))
     assert (facts["looseness"] >= 1).all()
+    assert (facts["sigma_residual"] <= 1e-4).all()
+    assert not facts["warning.unconverged"].any()
 
 
 def test_a_block_that_is_too_large_is_refused_before_the_first_product() -> None:

@@ -38,7 +38,11 @@ def attention_lipschitz(comparison: Comparison, cases: Sequence[MeasuredCase], k
 
 def _attending(comparison: Comparison, case: MeasuredCase) -> list[Row]:
     """Rows of models that have self-attention between tokens."""
-    return [row for row in comparison.rows if _fact(row, case, "block")[0] >= 0]
+    return [row for row in comparison.rows if _attends(row, case)]
+
+
+def _attends(row: Row, case: MeasuredCase) -> bool:
+    return bool(np.isfinite(_fact(row, case, "block")).any())
 
 
 def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
@@ -80,7 +84,7 @@ def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
 
 
 def _cells(row: Row, case: MeasuredCase) -> list[str]:
-    if _fact(row, case, "block")[0] < 0:
+    if not _attends(row, case):
         return ["no token attention", *["–"] * (len(COLUMNS) - 1)]
     measured, own, every = (
         _fact(row, case, "measured").max(1),
