@@ -130,8 +130,8 @@ def _inputs(model: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
     return seen[-1]
 
 
-def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> Tensor:
-    """(B,): the largest singular value of the module's Jacobian."""
+def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """(B,) each: the largest singular value of the module's Jacobian, and its residual."""
     with frozen(module):
         jacobian = Jacobian(module, tokens, "attention-lipschitz")
         start = rng.normal(seed, index, "attention-lipschitz", (jacobian.inputs,), dtype=tokens.dtype)
