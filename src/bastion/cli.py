@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,43 +13,113 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from bastion.errors import BastionError, Interrupted, did_you_mean
+from bastion.listing import KINDS, listed
 from bastion.progress import console as stderr
+
+
+class Command(TyperCommand):
+    """In its help flags have no type, as they take no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _plain_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _plain_flags(super().get_params(ctx))
+
+
+def _plain_flags(parameters: Any) -> Any:
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
+
 
 app = typer.Typer(
     help="Train, attack and explain robust image classifiers.",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Get, check and augment data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="Get, check and augment data sets.", cls=Group, no_args_is_help=True)
 app.add_typer(data_app, name="data")
 stdout = Console(highlight=False)
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from bastion.run import version
+
+        stdout.print(f"bastion {version('bastion')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Train, attack and explain robust image classifiers."""
+
+
+def _names(*kinds: str) -> Callable[[str], list[str]]:
+    """For a shell's completion: what of these kinds begins with what is typed so far."""
+
+    def complete(incomplete: str) -> list[str]:
+        rows = (row for kind in kinds for row in KINDS[kind].rows("*"))
+        return [row[0] for row in rows if row[0].startswith(incomplete)]
+
+    return complete
+
+
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if there is one.")
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. optimizer.lr=1e-3; repeatable."),
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (see `bastion list recipes`) or a .yaml file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            autocompletion=_names("recipes"),
+            help="A shipped recipe (see `bastion list recipes`) or a .yaml file.",
+        ),
+    ],
     change: Changes = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The same as --set seed=N.")] = None,
+    device: Device = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", "--dir", help="Run directory (`--dir` under torchrun). Default: runs/NAME-HASH."),
+        typer.Option(
+            "--run",
+            "--dir",
+            metavar="FOLDER",
+            help="Run directory (`--dir` under torchrun). Default: runs/NAME-HASH.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
 ) -> None:
     """Train a recipe."""
     from bastion.recipe import load_recipe
 
-    load_recipe(recipe, change or ())  # a typing mistake is told before torch is loaded
+    changes = [*(change or ()), *([] if seed is None else [f"seed={seed}"])]
+    load_recipe(recipe, changes)  # a typing mistake is told before torch is loaded
     from bastion.training.trainer import train as train_recipe
 
-    finished = train_recipe(recipe, changes=tuple(change or ()), folder=run, resume=resume)
+    finished = train_recipe(recipe, changes=changes, folder=run, resume=resume, device=device)
     if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
         return
     stdout.print(
@@ -62,43 +132,69 @@ def train(
 STOP, RUNNING = "How many examples", "How it runs"  # panels of the help
 
 
-@app.command()
+@app.command(cls=Command)
 def measure(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, zoo/NAME, or timm/NAME with its weights.")],
-    suite: Annotated[
-        str | None, typer.Option(help="A shipped suite (see `bastion list suites`) or a .yaml file. Default: demo.")
-    ] = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=_names("zoo"),
+            help="A run, a model folder, zoo/NAME, timm/NAME with its weights, or path.py:function of your own.",
+        ),
+    ],
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="Instead of a suite: an attack (see `bastion list attacks`), and checks; repeatable."),
+        typer.Option(
+            metavar="ATTACK",
+            autocompletion=_names("attacks"),
+            help="An attack (see `bastion list attacks`), after clean accuracy and before checks; repeatable.",
+        ),
     ] = None,
-    norm: Annotated[str, typer.Option(help="With --attack: linf, l2 or l1.")] = "linf",
+    norm: Annotated[str, typer.Option(metavar="NORM", help="With --attack: linf, l2 or l1.")] = "linf",
     eps: Annotated[
-        list[str] | None, typer.Option(help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255.")
+        list[str] | None,
+        typer.Option(metavar="EPS", help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255."),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUITE",
+            autocompletion=_names("suites"),
+            help="Instead of --attack: a shipped suite (see `bastion list suites`) or a .yaml file. Default: demo.",
+        ),
     ] = None,
     data: Annotated[
         str,
         typer.Option(
+            metavar="DATA",
+            autocompletion=_names("data"),
             help="A folder of class folders, or a data set; parameters as NAME:key=value,key=value, e.g. "
-            "imagefolder:root=/data/imagenette,size=160."
+            "imagefolder:root=/data/imagenette,size=160.",
         ),
     ] = "cifar10-mini",
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="train, val or test.")] = "test",
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the suite, e.g. eps=4/255; repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random draws.")] = 0,
+    device: Device = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run", "--dir", help="Where facts go (`--dir` under torchrun). Default: the model's own run, or runs/."
+            "--run",
+            "--dir",
+            metavar="FOLDER",
+            help="Where facts go (`--dir` under torchrun). Default: the model's own run, or runs/.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N examples.", rich_help_panel=STOP)] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N examples.", rich_help_panel=STOP)
+    ] = None,
     until: Annotated[
         float | None,
         typer.Option(
+            metavar="WIDTH",
             help="Stop when the 95 % interval of every accuracy is no wider, e.g. 0.02; random order.",
             rich_help_panel=STOP,
         ),
@@ -116,14 +212,17 @@ def measure(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes of one thread each. Default: one per GPU, or one per core.", rich_help_panel=RUNNING
+            metavar="N",
+            help="Processes of one thread each. Default: one per GPU, or one per core.",
+            rich_help_panel=RUNNING,
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Examples that are measured and stored together.", rich_help_panel=RUNNING)
+        int, typer.Option(metavar="N", help="Examples that are measured and stored together.", rich_help_panel=RUNNING)
     ] = 128,
     keep: Annotated[
-        str, typer.Option(help="Of how many examples pictures are kept, or `all`.", rich_help_panel=RUNNING)
+        str,
+        typer.Option(metavar="N", help="Of how many examples pictures are kept, or `all`.", rich_help_panel=RUNNING),
     ] = "16",
     acceleration: Annotated[
         bool,
@@ -140,12 +239,14 @@ def measure(
     wanted, changes = _wanted_suite(suite, attack or [], norm, eps or [], change or [])
     how: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "acceleration": acceleration}
     how |= {"changes": changes, "split": split, "seed": seed, "folder": run, "limit": limit, "budget": budget}
+    how["device"] = device
     how["keep"] = int(keep) if keep.isdecimal() else keep
     if shard is None:
         facts = measure_model(model, data, wanted, until=until, **how)
         if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
             stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
-            stdout.print(f"next: bastion report {facts.run.folder}", soft_wrap=True, markup=False)
+            where = facts.run.folder
+            stdout.print(f"facts: {where}; a page about them: bastion report {where}", soft_wrap=True, markup=False)
         return
     if until is not None:
         raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
@@ -165,10 +266,15 @@ def _wanted_suite(
     return attack_suite(attacks, norm, [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
-    models: Annotated[list[str], typer.Argument(help="Measured runs, model folders or zoo/NAME; the reference first.")],
-    suite: Annotated[str | None, typer.Option(help="Which suite, if they were measured with several.")] = None,
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL", help="Measured runs, model folders or zoo/NAME; the reference first."),
+    ],
+    suite: Annotated[
+        str | None, typer.Option(metavar="SUITE", help="Which suite, if they were measured with several.")
+    ] = None,
 ) -> None:
     """Compare measured models on the same examples: differences with intervals, and what changed each way."""
     from bastion.measuring.compare import COLUMNS, LEGEND
@@ -193,10 +299,15 @@ def compare(
         stdout.print(Text(f"note: {note}", style="yellow"))
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run directories.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="Runs, or what was measured: zoo/NAME, timm/NAME, a model folder."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The HTML file.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write one self-contained HTML page about one or more runs."""
     from bastion.reporting.html import report as write_report
@@ -204,13 +315,16 @@ def report(
     stdout.print(f"report: {write_report(runs, output)}", soft_wrap=True, markup=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def leaderboard(
-    folder: Annotated[Path, typer.Argument(help="Where the runs are; all below it are read.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("leaderboard.html"),
-    csv: Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are; all below it are read.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The HTML file.")] = Path(
+        "leaderboard.html"
+    ),
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all numbers to this file.")] = None,
     robustbench: Annotated[
-        Path | None, typer.Option(help="Also write RobustBench's JSON files of model information to this folder.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also write RobustBench's JSON files of model information to this folder."),
     ] = None,
     over: Annotated[
         str | None,
@@ -238,47 +352,68 @@ def leaderboard(
     stdout.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
-    target: Annotated[str, typer.Argument(help="A recipe, a run, a model folder, or a model's name.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=_names("attacks", "data", "models", "objectives", "probes", "recipes", "studies", "suites"),
+            help="Whatever `bastion list` names, a run, a model folder, or a .yaml file.",
+        ),
+    ],
     change: Changes = None,
     timed: Annotated[
         bool,
         typer.Option("--time", help="Try a recipe's first steps, and tell how long the run takes here."),
     ] = False,
 ) -> None:
-    """Show a resolved recipe and what it costs, or a model's parameters, multiply-accumulates and blocks."""
+    """Show what something is: an attack's settings, a suite's probes, a recipe and its cost, a model, a run."""
     from bastion import show as display
 
     stdout.print(display.describe(target, tuple(change or ()), timed=timed), soft_wrap=True, markup=False)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="models, attacks, objectives, probes, studies, data, recipes, suites or zoo.")
-    ],
-    pattern: Annotated[str, typer.Argument(help="Only names that match, such as 'timm/vit*'.")] = "*",
+        str | None,
+        typer.Argument(
+            metavar="KIND",
+            autocompletion=lambda incomplete: [each for each in KINDS if each.startswith(incomplete)],
+            help=f"One of {', '.join(KINDS)}.",
+        ),
+    ] = None,
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Only names that match, such as 'timm/vit*', or contain it.")
+    ] = "*",
 ) -> None:
-    """List what there is, by name."""
-    from bastion import show as display
-
-    if kind not in display.KINDS:
-        raise BastionError(f"list: unknown kind '{kind}'{did_you_mean(kind, display.KINDS)}")
-    rows = [(name, about) for name, about in display.KINDS[kind](pattern) if fnmatch.fnmatch(name, pattern)]
+    """List what there is, by name. `bastion show NAME` tells more of each."""
+    if kind is None:
+        columns: tuple[str, ...] = ("kind", "about")
+        rows: list[tuple[str, ...]] = [(name, each.about) for name, each in KINDS.items()]
+    else:
+        rows = listed(kind, pattern)
+        columns = KINDS[kind].columns
     if not stdout.is_terminal:  # one line each, for other programs
-        width = max((len(name) for name, _ in rows), default=0)
-        stdout.print("\n".join(f"{name:<{width}}  {about}" for name, about in rows), soft_wrap=True, markup=False)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+        stdout.print("\n".join(map(str.rstrip, lines)), soft_wrap=True, markup=False)
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, about in rows:
-        table.add_row(Text(name), Text(about, style="dim"))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        numeric = column in ("parameters", "MACs", "input")
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric or number == 0)
+    for name, *cells in rows:
+        table.add_row(Text(name), *(Text(cell, style="dim") for cell in cells))
     stdout.print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def schema(
-    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")] = Path(),
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the two files.")
+    ] = Path(),
 ) -> None:
     """Write recipe.schema.json and suite.schema.json, by which editors complete and check YAML."""
     from bastion import storage
@@ -290,28 +425,35 @@ def schema(
         stdout.print(f"# yaml-language-server: $schema={path}", soft_wrap=True, markup=False)
 
 
-@app.command("import")
+@app.command("import", cls=Command)
 def import_(
-    file: Annotated[Path, typer.Argument(help="A checkpoint of torch.save (read as weights only) or safetensors.")],
-    model: Annotated[str, typer.Option(help="The model that the weights are of; see `bastion list models`.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A checkpoint of torch.save (read as weights only) or safetensors.")
+    ],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="The model that the weights are of; see `bastion list models`.")
+    ],
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")
     ] = None,
     normalize: Annotated[
         str | None,
         typer.Option(
-            help="none, half, imagenet, cifar10, cifar10-old, cifar100, or MEAN,…/STD,…; if the file lacks it."
+            metavar="NAME",
+            help="none, half, imagenet, cifar10, cifar10-old, cifar100, or MEAN,…/STD,…; if the file lacks it.",
         ),
     ] = None,
     match: Annotated[
         str,
         typer.Option(
-            help="`order`: the file names its tensors otherwise, but has them in the model's order and shapes."
+            metavar="HOW",
+            help="`order`: the file names its tensors otherwise, but has them in the model's order and shapes.",
         ),
     ] = "name",
     ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of a training checkpoint.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for weights and card. Default: imported/NAME.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FOLDER", help="Folder for weights and card. Default: imported/NAME."),
     ] = None,
 ) -> None:
     """Bring a published checkpoint into bastion's format: every tensor is used, or named in the error."""
@@ -330,11 +472,11 @@ def import_(
     )
 
 
-@data_app.command("get")
+@data_app.command("get", cls=Command)
 def data_get(
-    name: Annotated[str, typer.Argument(help="The data set.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.")],
     source: Annotated[
-        Path | None, typer.Option("--from", help="Take it from this file or folder, not from the net.")
+        Path | None, typer.Option("--from", metavar="PATH", help="Take it from this file or folder, not from the net.")
     ] = None,
 ) -> None:
     """Fetch a data set, check it, and store it in the cache folder ($BASTION_DATA, ~/.cache/bastion)."""
@@ -346,8 +488,8 @@ def data_get(
     stdout.print(f"{name}: {acquirers[name](source)}", soft_wrap=True, markup=False)
 
 
-@data_app.command("verify")
-def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> None:
+@data_app.command("verify", cls=Command)
+def data_verify(name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.")]) -> None:
     """Check the stored data set against its SHA-256."""
     from bastion.data.arrays import verify
 
@@ -355,15 +497,19 @@ def data_verify(name: Annotated[str, typer.Argument(help="The data set.")]) -> N
         stdout.print(f"{part:<14} {digest}", soft_wrap=True, markup=False)
 
 
-@data_app.command("deepaugment")
+@data_app.command("deepaugment", cls=Command)
 def data_deepaugment(
-    name: Annotated[str, typer.Argument(help="The data set; parameters as NAME:key=value,key=value.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for networks and images.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N training images.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each network.")] = 600,
-    edsr: Annotated[Path | None, typer.Option(help="Weights of the EDSR-like network, from another folder.")] = None,
-    cae: Annotated[Path | None, typer.Option(help="Weights of the CAE-like network, from another folder.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set; parameters as NAME:key=value,key=value.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for networks and images.")],
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N training images.")] = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each network.")] = 600,
+    edsr: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of the EDSR-like network, from another folder.")
+    ] = None,
+    cae: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of the CAE-like network, from another folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random draws.")] = 0,
 ) -> None:
     """Distort the training images by two image-to-image networks (DeepAugment). Re-run the same command to resume."""
     from bastion.data import datasets
@@ -378,11 +524,11 @@ def data_deepaugment(
     stdout.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two runs and the report.")] = Path(
-        "demo"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the two runs and the report.")
+    ] = Path("demo"),
 ) -> None:
     """Train a small ViT twice, standard and adversarially, attack both, and write a report. Minutes on two cores."""
     from bastion.demo import run_demo

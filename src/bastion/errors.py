@@ -21,6 +21,9 @@ class Interrupted(BastionError):
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` if something near `word` is known, else the whole list if it is short."""
     word, names = str(word), sorted(known)
+    variants = [name for name in names if name.startswith(f"{word}-")]
+    if usual := [name for name in variants if name.endswith("-linf")]:  # of a suite for each norm
+        return f"; did you mean '{usual[0]}'?"
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6) or [name for name in names if word.startswith(name)]
     if near:
         return f"; did you mean '{near[0]}'?"

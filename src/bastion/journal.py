@@ -6,8 +6,9 @@ the code inside its `with` block only.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -107,3 +108,71 @@ def fooled(index: Sequence[int], member: int) -> None:
     """Record which member of an ensemble fooled these examples."""
     if (journal := _open.get()) is not None:
         journal.fooled_by.update(dict.fromkeys(index, member))
+
+
+# How far an attack is, for who waits: tell(share of its budget that is spent or saved, examples not fooled so far).
+Tell = Callable[[float, int], None]
+OFTEN = 0.2  # seconds
+
+
+@dataclass
+class _Watch:
+    tell: Tell
+    total: int = 0  # passes on all images of the outermost attack, at most; 0: not known
+    images: int = 0  # of the attack that runs now
+    budget: int = 0  # its passes on an image, at most
+    later: int = 0  # passes on an image by the attacks that follow, if it survives
+    spent: int = 0
+    told: float = 0.0
+
+
+_watching: ContextVar[_Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(tell: Tell) -> Iterator[None]:
+    """Hear how far the attacks inside are, a few times a second."""
+    token = _watching.set(_Watch(tell))
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
+@contextmanager
+def stage(images: int, budget: int, later: int = 0) -> Iterator[None]:
+    """An attack on so many images, each of which takes `budget` passes at most, and `later` ones after it."""
+    watch = _watching.get()
+    if watch is None:
+        yield
+        return
+    before = watch.total, watch.images, watch.budget, watch.later, watch.spent
+    watch.total = watch.total or images * budget
+    watch.images, watch.budget, watch.later, watch.spent = images, budget, watch.later + later, 0
+    try:
+        yield
+    finally:
+        watch.total, watch.images, watch.budget, watch.later, watch.spent = before
+
+
+def due() -> int:
+    """Passes on an image at most, if somebody waits to hear of them; else 0."""
+    watch = _watching.get()
+    if watch is None or not watch.total or time.monotonic() < watch.told + OFTEN:
+        return 0
+    return watch.budget
+
+
+def tell(left: float, survivors: int) -> None:
+    """So many passes are left to this attack, at most, and so many examples are not fooled yet."""
+    if watch := _watching.get():
+        watch.told = time.monotonic()
+        watch.tell(min(max(1 - (left + survivors * watch.later) / watch.total, 0.0), 1.0), survivors)
+
+
+def spend(images: int, survivors: Callable[[], int]) -> None:
+    """A pass on so many images, by an attack that makes all of its passes on every image."""
+    if watch := _watching.get():
+        watch.spent += images
+        if due():
+            tell(max(watch.images * watch.budget - watch.spent, 0), survivors())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +25,11 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 console = Console(stderr=True, highlight=False)
+LONGEST, SHORTEST_BAR = 18, 5  # letters of what is being done, and of the bar, in a line of 80
 
 # advance(n, note="…"): n more units are done; the note stands behind the bar
 Advance = Callable[..., None]
@@ -43,23 +46,41 @@ class _TimeLeft(TimeRemainingColumn):
         return Text(text, style="progress.remaining")
 
 
+class _Note(ProgressColumn):
+    """What was told last, as far as the line has room for it."""
+
+    def render(self, task: Task) -> Text:
+        amount = max(len("100%"), 2 * len(f"{task.total:.0f}") + 1) if task.total else 0
+        taken = len(task.description) + SHORTEST_BAR + amount + len("  ETA 0:00:00") + 5
+        return Text(_shortened(task.fields["note"], max(console.width - taken, 0)))
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: max(length - 1, 0)]}…"
+
+
 def _columns(unit: str, known: bool) -> list[ProgressColumn]:
     head: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     if not known:
-        return [*head, TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False)]
+        return [*head, TimeElapsedColumn(), _Note()]
     amounts: dict[str, list[ProgressColumn]] = {
         "bytes": [DownloadColumn(), TransferSpeedColumn()],
-        "items": [MofNCompleteColumn()],
+        "items": [MofNCompleteColumn(table_column=Column(no_wrap=True))],
         "share": [TaskProgressColumn()],
     }
     return [
         *head,
-        BarColumn(),
+        BarColumn(bar_width=None),  # what the others leave
         *amounts[unit],
-        TextColumn("{task.fields[note]}", markup=False),
+        _Note(Column(no_wrap=True)),
         TextColumn("ETA"),
-        _TimeLeft(),
+        _TimeLeft(table_column=Column(no_wrap=True)),
     ]
+
+
+def _in_notebook() -> bool:
+    """And one that can show what changes: rich needs ipywidgets for it."""
+    return console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
 @contextmanager
@@ -71,10 +92,11 @@ def bar(
     `unit`: items or bytes; share, if whoever does the work knows better than a count how much of it is done, from 0 to
     1, and how many seconds are left, perhaps inf: `advance(done=0.2, left=60)`.
     """
-    hidden = silent or not console.is_terminal
-    progress = Progress(*_columns(unit, total is not None), console=console, transient=True, disable=hidden)
+    hidden = silent or not (console.is_terminal or _in_notebook())
+    columns = _columns(unit, total is not None)
+    progress = Progress(*columns, console=console, transient=True, disable=hidden, expand=total is not None)
     with progress:
-        task = progress.add_task(description, total=total, note="", ends=None)
+        task = progress.add_task(_shortened(description, LONGEST), total=total, note="", ends=None)
         progress.update(task, completed=done)
 
         def advance(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -20,9 +22,18 @@ from pydantic import (
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
+from bastion.recipe_yaml import read_fractions
+from bastion.registry import canonical
 from bastion.settings import REGISTRY, explain
 
-NON_HASHED = {"about", "expect", "checkpoint", "log_every", "workers"}  # keys of a recipe that decide no weight
+NON_HASHED = {
+    "about",
+    "expect",
+    "checkpoint",
+    "log_every",
+    "loggers",
+    "workers",
+}  # keys of a recipe that decide no weight
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -47,19 +58,29 @@ class Section(BaseModel):
 
 
 class Spec(BaseModel):
-    """A plug-in by name with its parameters, `{name: pgd, steps: 20}` or just `pgd`. Its registry checks the rest."""
+    """A plug-in by name with its parameters, `{name: pgd, steps: 20}` or just `pgd`. Its registry checks the rest.
+
+    In Python also the plug-in itself, which is then told by what it is made of.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    _made: Any = PrivateAttr(None)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+    def _from_name_or_object(cls, value: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(value, str):
+            return build({"name": value})
+        if isinstance(value, Mapping | BaseModel) or type(value).__module__ == "builtins":
+            return build(value)
+        spec = build({"name": type(value).__name__.lower(), **canonical(value)})
+        spec._made = value
+        return spec
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Any:
         """As the registries take it; what is a plug-in already stays one."""
-        return {"name": self.name, **(self.model_extra or {})}
+        return {"name": self.name, **(self.model_extra or {})} if self._made is None else self._made
 
 
 def plugin(kind: str) -> Any:
@@ -117,6 +138,11 @@ class Extra(Section):
 def _listed(value: Any) -> Any:
     """One or several: `{…}` or `[{…}, {…}]`."""
     return [value] if isinstance(value, Mapping | Extra) else value or []
+
+
+def _named(value: Any) -> Any:
+    """One or several: `wandb`, `{name: wandb, …}` or a list of them."""
+    return value if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 class Init(Section):
@@ -234,6 +260,9 @@ class Recipe(Section):
     validate_: Validate = Field(Validate(), alias="validate")
     checkpoint: Checkpoint = Checkpoint()
     log_every: int = Field(10, ge=1)  # steps
+    loggers: Annotated[tuple[Annotated[Spec, plugin("logger")], ...], BeforeValidator(_named)] = (
+        Spec(name="tensorboard"),
+    )
     workers: int = Field(0, ge=0)  # data loading processes
 
     @model_validator(mode="after")
@@ -265,9 +294,18 @@ class Recipe(Section):
 S = TypeVar("S", bound=BaseModel)
 
 
-def load_recipe(name: str | Path, changes: Changes = ()) -> Recipe:
-    """A recipe by its shipped name (`tiny/demo-robust`) or file, with `a.b=c` changes on top."""
-    return load_yaml(Recipe, "recipe", name, lambda content: merge(content, parse_changes(changes, Recipe), Recipe))
+def load_recipe(
+    name: str | Path | Mapping[str, Any], changes: Changes = (), parts: Mapping[str, Any] | None = None
+) -> Recipe:
+    """A recipe by its shipped name (`tiny/demo-robust`) or file, or what such a file would say.
+
+    On top come `parts`, as a file would say them, then `a.b=c` changes.
+    """
+
+    def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
+        return merge(merge(content, parts or {}, Recipe), parse_changes(changes, Recipe), Recipe)
+
+    return load_yaml(Recipe, "recipe", name, on_top)
 
 
 def load_yaml(
@@ -278,7 +316,7 @@ def load_yaml(
 ) -> S:
     """What is shipped by this name, a file or a mapping says, with what it extends, changed and checked."""
     files = Files(kind, schema)
-    content = files.extended(name, Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
+    content = files.extended(read_fractions(name), Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
     try:
         return schema.model_validate(change(content))
     except ValidationError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.papers import Row, read_paper
-from bastion.recipe_yaml import read, read_value
+from bastion.recipe_yaml import read, read_fractions, read_value
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -48,6 +48,13 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 def is_recipe(name: str) -> bool:
     """Is it the name of a shipped recipe, or of a file that may hold one?"""
     return Path(name).suffix in SUFFIXES or _shipped(name, "recipe") is not None
+
+
+def is_suite(name: str) -> bool:
+    """Is it the name of a shipped suite, or of a file that has probes or studies?"""
+    if Path(name).suffix in SUFFIXES and os.path.isfile(name):
+        return bool({"probes", "studies"} & _read(Path(name)).keys())
+    return _shipped(name, "suite") is not None
 
 
 class Files:
@@ -142,7 +149,7 @@ def parse_changes(changes: Changes, schema: Any = Any) -> dict[str, Any]:
         path, equals, text = (change, "=", "") if isinstance(changes, Mapping) else change.partition("=")
         if not equals or not all(path.split(".")) or not path.isprintable():
             raise BastionError(f"{where}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
-        value = changes[change] if isinstance(changes, Mapping) else read_value(text, where)
+        value = read_fractions(changes[change]) if isinstance(changes, Mapping) else read_value(text, where)
         result = merge(result, nested(path, value), schema)
     return result
 

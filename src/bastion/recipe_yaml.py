@@ -11,11 +11,31 @@ from yaml.constructor import ConstructorError
 
 from bastion.errors import BastionError
 
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_FRACTION = rf"{_NUMBER}\s*/\s*{_NUMBER}"
 LARGEST = 100_000  # values of a file, all that its aliases repeat counted: no recipe comes near
 
 
-def dump(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+def dump(content: Mapping[str, Any], *, fractions: bool = False) -> str:
+    """`fractions`: for people: 8/255 is written as such, and short lists in a line; it is read as the same."""
+    dumper, flow = (_FractionDumper, None) if fractions else (yaml.SafeDumper, False)
+    return str(
+        yaml.dump(dict(content), None, dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow)
+    )
+
+
+class _FractionDumper(yaml.SafeDumper):
+    pass
+
+
+def _written(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    levels = round(255 * value, 2)
+    if 0 < value < 1 and value != round(value, 3) and levels / 255 == value:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", f"{levels:g}/255")
+    return dumper.represent_float(value)
+
+
+_FractionDumper.add_representer(float, _written)
 
 
 def read(content: str, where: str) -> dict[str, Any]:
@@ -31,6 +51,22 @@ def read_value(text: str, where: str) -> Any:
     if "\n" in text or "\r" in text:
         raise BastionError(f"{where}: a value must be on one line; write lists as [a, b] and sections as {{a: 1}}")
     return read(f"value: {text}", where)["value"]
+
+
+def read_fractions(value: Any) -> Any:
+    """What stands in Python for what a file would say: `"8/255"` is a number there, too."""
+    if isinstance(value, str):
+        return float(_quotient(value)) if re.fullmatch(_FRACTION, value) else value
+    if isinstance(value, Mapping):
+        return {key: read_fractions(each) for key, each in value.items()}
+    return [read_fractions(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _quotient(text: str) -> float:
+    over, _, under = text.partition("/")
+    if float(under) == 0:
+        raise BastionError(f"{text} divides by zero")
+    return float(over) / float(under)
 
 
 def _parse(content: str, where: str) -> Any:
@@ -79,10 +115,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    over, _, under = node.value.partition("/")
-    if float(under) == 0:
-        raise ConstructorError(None, None, f"{node.value} divides by zero", node.start_mark)
-    return float(over) / float(under)
+    try:
+        return _quotient(node.value)
+    except BastionError as error:
+        raise ConstructorError(None, None, str(error), node.start_mark) from error
 
 
 _STANDARD = "tag:yaml.org,2002:"
@@ -94,12 +130,11 @@ _Loader.add_constructor(f"{_STANDARD}int", lambda _, node: int(node.value))  # 0
 _Loader.add_constructor("!fraction", _fraction)
 
 _Loader.yaml_implicit_resolvers = {}
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 for _tag, _pattern, _first in [
     (f"{_STANDARD}null", r"~|null|", ["~", "n", ""]),
     (f"{_STANDARD}bool", r"[tT]rue|[fF]alse", list("tTfF")),
     (f"{_STANDARD}int", r"[-+]?\d+", list("-+0123456789")),
     (f"{_STANDARD}float", rf"{_NUMBER}|[-+]?\.(?:inf|nan)", list("-+.0123456789")),
-    ("!fraction", rf"{_NUMBER}\s*/\s*{_NUMBER}", list("-+.0123456789")),
+    ("!fraction", _FRACTION, list("-+.0123456789")),
 ]:
     _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _first)

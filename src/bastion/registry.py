@@ -8,7 +8,8 @@
 
     attacks.build({"name": "pgd", "steps": 20})            # from a recipe; every value is checked
 
-Plug-ins may also live outside the package: `$BASTION_PLUGINS/attacks/mine.py` is found the same way.
+Plug-ins may also live outside the package: `$BASTION_PLUGINS/attacks/mine.py` is found the same way, and so is what
+installed packages name as an entry point of the group `bastion.plugins`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import os
 import pkgutil
 import sys
 import types
 from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from bastion import plugins
 from bastion.errors import BastionError, did_you_mean
 from bastion.settings import PLUGIN, REGISTRY, SettingsError, arguments_schema, built_from_specs, check_arguments
 
@@ -59,12 +61,24 @@ class Registry(Generic[T]):
                 raise BastionError(
                     f"{self.kind} '{name}' is defined twice: in {known.__module__} and in {factory.__module__}"
                 )
-            self._factories[name] = factory
             if inspect.isclass(factory):
+                self._check_class(factory, name)
                 setattr(factory, PLUGIN, name)
+            self._factories[name] = factory
             return factory
 
         return add
+
+    def _check_class(self, factory: type, name: str) -> None:
+        """What is of another kind is told where it is registered, not where it fails."""
+        where = f"{self.kind} '{name}' in {factory.__module__}"
+        if not issubclass(factory, self._product):
+            raise BastionError(
+                f"{where}: {factory.__name__} is not {_a(self._product)}; subclass bastion.types."
+                f"{self._product.__name__}, or register it with what it is"
+            )
+        if missing := sorted(getattr(factory, "__abstractmethods__", ())):
+            raise BastionError(f"{where}: {factory.__name__} has no {', '.join(missing)}; write it")
 
     def names(self) -> list[str]:
         self._discover()
@@ -91,14 +105,23 @@ class Registry(Generic[T]):
 
     def check(self, spec: Any, path: str = "", **given: Any) -> None:
         """Raise what `build` would raise about names, keys and types, without the cost of building."""
-        self._arguments(spec, path, given)
+        if not isinstance(spec, self._product):
+            self._arguments(spec, path, given)
 
     def build(self, spec: Any, path: str = "", **given: Any) -> T:
-        """Build from `{"name": …, parameter: value, …}`; `given` are arguments that the spec may not set."""
+        """Build from `{"name": …, parameter: value, …}`; `given` are arguments that the spec may not set.
+
+        What is made already stays as it is.
+        """
+        if isinstance(spec, self._product):
+            return spec
         factory, arguments, last = self._arguments(spec, path, given)
         where = path or self.kind
         try:
-            return self._finish(factory(**arguments, **given), **last)
+            made = factory(**arguments, **given)
+            if not isinstance(made, self._product):
+                raise BastionError(f"{self.kind} '{_name(spec)}' made {type(made).__name__}, not {_a(self._product)}")
+            return self._finish(made, **last)
         except SettingsError as error:
             raise error.under(where) from error
         except (BastionError, ValueError) as error:  # a factory's own word on a value
@@ -172,19 +195,11 @@ class Registry(Generic[T]):
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
-        room = self.package.rpartition(".")[2]
-        for path in plugin_files(room):
-            _import_file(path, f"bastion_plugins.{room}.{path.stem}")
-
-
-def plugin_files(room: str = "*") -> list[Path]:
-    """The user's own plug-ins for a room."""
-    folder = os.environ.get("BASTION_PLUGINS")
-    if not folder:
-        return []
-    if not Path(folder).is_dir():
-        raise BastionError(f"BASTION_PLUGINS: {folder} is not a folder; make it, or unset the variable")
-    return sorted(Path(folder).glob(f"{room}/*.py"))
+        folder = self.package.rpartition(".")[2]
+        for path in plugins.own_files(folder):
+            import_file(path, f"bastion_plugins.{folder}.{path.stem}")
+        for entry in plugins.entry_points():
+            _import_installed(entry)
 
 
 def canonical(thing: Any) -> Any:
@@ -230,7 +245,8 @@ def source_text(kind: Any) -> str:
         return repr([(code.co_name, code.co_code, code.co_consts, code.co_names) for code in codes])
 
 
-def _import_file(path: Path, name: str) -> None:
+def import_file(path: Path, name: str) -> types.ModuleType:
+    """A file as a module of this name. Whatever goes wrong in it is told in one line."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BastionError(f"{path}: cannot be imported")
@@ -242,7 +258,32 @@ def _import_file(path: Path, name: str) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise BastionError(f"{path}: the plug-in cannot be imported: {type(error).__name__}: {error}") from error
+        raise BastionError(f"{path}: cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _import_installed(entry: EntryPoint) -> None:
+    """The module that a package names, and if it is a package all modules in it."""
+    try:
+        module = entry.load()
+        for each in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{module.__name__}.{each.name}")
+    except BastionError:
+        raise
+    except Exception as error:
+        package = entry.dist.name if entry.dist else entry.value
+        raise BastionError(
+            f"the plug-ins of {package} ({entry.value}) cannot be imported: {type(error).__name__}: {error}; mend or "
+            "uninstall it"
+        ) from error
+
+
+def _name(spec: Any) -> str:
+    return spec if isinstance(spec, str) else str(spec["name"])
+
+
+def _a(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
 def _as_made(product: T, /) -> T:

@@ -278,8 +278,12 @@ def _check_same(run: Run, recipe: Recipe | None) -> None:
             f"{run.folder}/recipe.yaml: not a recipe that this version reads; use another --run"
         ) from error
     if old.hash() != recipe.hash():
-        changed = "; ".join(differences(old.hashed_fields(), recipe.hashed_fields()))
-        raise BastionError(f"{run.folder}: is the run of another recipe ({changed}); use another --run, or that recipe")
+        found = differences(old.hashed_fields(), recipe.hashed_fields())
+        further = all(each.startswith("schedule.") for each in found)
+        hint = f"; to train its model further, begin another run with --set init.from={run.folder}" if further else ""
+        raise BastionError(
+            f"{run.folder}: is the run of another recipe ({'; '.join(found)}); use another --run, or that recipe{hint}"
+        )
 
 
 def environment(seed: int) -> dict[str, Any]:

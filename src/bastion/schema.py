@@ -12,12 +12,14 @@ from bastion.probes import probes
 from bastion.recipe import Recipe
 from bastion.registry import Registry
 from bastion.settings import REGISTRY
+from bastion.settings_text import help_texts
 from bastion.studies import studies
 from bastion.suite import Role, Suite
+from bastion.training.loggers import loggers
 from bastion.training.objectives import objectives
 
 REGISTRIES: dict[str, Registry[Any]] = {
-    registry.kind: registry for registry in (attacks, datasets, models, objectives, probes, studies)
+    registry.kind: registry for registry in (attacks, datasets, loggers, models, objectives, probes, studies)
 }
 FRACTION = {
     "type": "string",
@@ -37,7 +39,7 @@ def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
     parts, waiting = own.setdefault("$defs", {}), set(_registries(own))
     while waiting:
         kind = waiting.pop()
-        parts[kind] = REGISTRIES[kind].schema()
+        parts[kind] = _with_help(REGISTRIES[kind])
         parts |= parts[kind].pop("$defs")
         waiting |= set(_registries(parts)) - parts.keys()
     for form in (*parts.get("probe", {}).get("anyOf", ()), *parts.get("study", {}).get("anyOf", ())):
@@ -45,6 +47,16 @@ def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
             form["properties"] |= {"role": {"enum": list(get_args(Role))}, "data": {"type": "object"}}
     finished: dict[str, Any] = _finished(own)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **finished}
+
+
+def _with_help(registry: Registry[Any]) -> dict[str, Any]:
+    """With the help text of every setting."""
+    schema = registry.schema()
+    for form in schema["anyOf"][1:]:
+        for name, text in help_texts(registry.factory(form["title"])).items():
+            if name in form["properties"]:
+                form["properties"][name].setdefault("description", text)
+    return schema
 
 
 def _registries(part: Any) -> Iterator[str]:

@@ -6,7 +6,8 @@
 
     PGD(steps="20")     # BastionError: pgd.steps: expected a whole number, got '20'
 
-A number is a number: no text and no yes or no is read as one, and neither are NaN and infinity.
+A number is a number: no text but a fraction such as "8/255", and no yes or no, is read as one, and neither are NaN and
+infinity.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,6 +44,7 @@ from typing_extensions import TypedDict
 from bastion.errors import BastionError, did_you_mean
 
 T = TypeVar("T")
+_FRACTION = re.compile(r"\s*([-+]?\d*\.?\d+)\s*/\s*(\d*\.?\d+)\s*")
 CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 # The kinds of numbers that settings are most often made of.
@@ -143,6 +146,8 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
+    if isinstance(value, str) and (fraction := _FRACTION.fullmatch(value)) and float(fraction[2]):
+        return float(fraction[1]) / float(fraction[2])
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError("expected a number")
     try:
@@ -237,7 +242,9 @@ def explain(
         return SettingsError(where, [*keys, *inner.keys], inner.message)
     if first["type"] in unknown:
         names = {*_keys_at(known, keys[:-1]), *(others if len(keys) == 1 else ())}
-        message = f"unknown key{did_you_mean(keys[-1], names)}"
+        below = [f"{name}.{keys[-1]}" for name in names if keys[-1] in _keys_at(known, [*keys[:-1], name])]
+        near = f"; did you mean '{below[0]}'?" if len(below) == 1 else did_you_mean(keys[-1], names)
+        message = f"unknown key{near}"
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"
     elif first["type"] == "literal_error":

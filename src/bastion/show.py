@@ -1,35 +1,49 @@
-"""What `bastion show` and `bastion list` say."""
+"""What `bastion show` says."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.recipe_files import headlines, is_recipe, parse_changes, shipped
+from bastion.listing import KINDS, kinds_of
+from bastion.plugins import PACKAGES
+from bastion.recipe_files import is_recipe, is_suite, parse_changes, shipped
 from bastion.recipe_yaml import dump
+from bastion.run import Run
 
 if TYPE_CHECKING:
     from bastion.costs import RunPlan
     from bastion.models import Classifier
     from bastion.recipe import Recipe
 
-Rows = Iterator[tuple[str, str]]
 CONVENTION = (
     "a multiply-accumulate is 2 FLOP; a forward pass counts 1, one for the input's gradient 2, a training pass 3"
 )
 
 
+# Kinds of plug-ins besides models: what each is registered with, and how one is used.
+PLUGINS = {
+    "attacks": ("attacks", "bastion measure MODEL --attack {name} --norm linf --eps 8/255"),
+    "loggers": ("loggers", "bastion train RECIPE --set loggers={name}"),
+    "objectives": ("objectives", "bastion train RECIPE --set objective={name}"),
+    "probes": ("probes", "in a suite: probes: {{LABEL: {{name: {name}, SETTING: VALUE}}}}"),
+    "studies": ("studies", "in a suite: studies: {{LABEL: {{name: {name}, SETTING: VALUE}}}}"),
+    "data": ("datasets", "bastion measure MODEL --data {name}:SETTING=VALUE,SETTING=VALUE"),
+}
+
+
 def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False) -> str:
-    """A run, a folder with a model, a recipe, or the name of a model family.
+    """Whatever `bastion list` names; a run, a folder with a model, or a file.
 
     `changes`, and a time on this machine, are for recipes: where a model has the name too, they tell which.
     """
     path = Path(target)
     is_model = target.startswith("zoo/") or path.is_dir()
-    if is_recipe(target) and (changes or timed or not is_model):
+    if is_recipe(target) and (changes or timed or not (is_model or is_suite(target))):
         from bastion.recipe import load_recipe
 
         return _describe_recipe(load_recipe(target, changes), timed)
@@ -40,13 +54,78 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
         )
     if is_model:
         return _describe_folder(target)
+    kinds = [kind for kind in kinds_of(target) if kind in (*PLUGINS, "suites")]
+    if is_suite(target):
+        kinds.append("suites")
+    told = [
+        _describe_suite(target, changes) if kind == "suites" else _describe_plugin(kind, target)
+        for kind in dict.fromkeys(kinds)
+    ]
+    return "\n\n\n".join(told) if told else _describe_family(target, changes)
+
+
+def _describe_plugin(kind: str, name: str) -> str:
+    """What it is, its settings, and how it is used."""
+    from bastion.settings_text import settings_of, settings_table
+
+    registry, use = PLUGINS[kind]
+    found = getattr(importlib.import_module(PACKAGES[registry]), registry)
+    factory = found.factory(name)
+    settings = settings_of(factory)
+    lines = [f"{KINDS[kind].singular} {name}", "", inspect.cleandoc(factory.__doc__ or ""), ""]
+    lines += [settings_table(settings) if settings else "It has no settings.", ""]
+    if facts := getattr(factory, "facts", None):
+        width = max(map(len, facts)) + 2
+        lines += ["What it tells:", *(f"{column:<{width}}{meaning}" for column, meaning in facts.items()), ""]
+    if kind == "data" and all(each.default for each in settings):
+        lines += [*_describe_images(name), ""]
+    lines.append(use.format(name=name) if settings else use.format(name=name).partition(":SETTING")[0])
+    if inspect.isclass(factory):
+        lines.append(f"from {PACKAGES[registry]} import {factory.__name__}")
+    return "\n".join(lines)
+
+
+def _describe_images(name: str) -> list[str]:
+    """Of a data set: how many there are, if it is here."""
+    from bastion.data import datasets
+
+    try:
+        data = datasets.build(name)
+    except BastionError as error:
+        return [_row("not here", str(error))]
+    sizes = {split: len(getattr(data, split)) for split in ("train", "val", "test")}
+    return [
+        _row("images", ", ".join(f"{count:,} {split}" for split, count in sizes.items() if count)),
+        _row("size", "×".join(map(str, data.shape))),
+        _row("classes", _counted(data.classes)),
+    ]
+
+
+def _counted(names: Sequence[str], most: int = 12) -> str:
+    """How many, and the first of them."""
+    return f"{len(names)}: {', '.join(names[:most])}{', …' if len(names) > most else ''}"
+
+
+def _describe_suite(name: str, changes: tuple[str, ...]) -> str:
+    """All of it, as a file would say it, and the rows that its table will have."""
+    from bastion.suite import load_suite
+
+    suite = load_suite(name, changes)
+    rows = [case.label for case in suite.cases()] + list(suite.aggregates)
+    content = {key: value for key, value in suite.resolved().items() if key != "about"}
+    lines = [f"suite {name}", "", suite.about.strip(), "", dump(content, fractions=True).strip(), ""]
+    return "\n".join([*lines, _row("rows", _counted(rows)), "", f"bastion measure MODEL --suite {name} --data DATA"])
+
+
+def _describe_family(target: str, changes: tuple[str, ...]) -> str:
+    """A model by its name, with random weights."""
     from bastion.models import Classifier, checkpoint, complexity, models
     from bastion.registry import first_line
 
     try:
         backbone = checkpoint.build_backbone({"name": target, **parse_changes(changes)})
     except BastionError as error:
-        raise BastionError(f"show {target}: not a recipe, not a run or model folder; {error}") from error
+        raise BastionError(_unknown(target, error)) from error
     flat = (0.0,) * backbone.shape[0], (1.0,) * backbone.shape[0]
     model = Classifier(backbone, *flat)
     try:
@@ -57,6 +136,14 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
     lines = [_describe_model(model, macs), _attention(model)]
     lines += [_row("from", backbone.paper)] if backbone.paper else []
     return "\n".join([*lines, _row("about", first_line(models.factory(target)))])
+
+
+def _unknown(target: str, error: BastionError) -> str:
+    """A wrong option of a model, or a name that nothing has."""
+    if "unknown model" not in str(error):
+        return f"show {target}: {error}"
+    known = [row[0] for kind in KINDS.values() for row in kind.rows("*")]
+    return f"show {target}: nothing that `bastion list` names, no run and no folder{did_you_mean(target, known)}"
 
 
 def _attention(model: Classifier) -> str:
@@ -77,6 +164,22 @@ def _attention(model: Classifier) -> str:
 
 
 def _describe_folder(target: str) -> str:
+    """A trained model, what was measured of it, or both."""
+    from bastion.measuring.facts import read_measurements
+
+    run = Run(Path(target))
+    measured = read_measurements(run) if run.exists() else []
+    lines = [] if measured and not _has_model(run) else [_describe_trained(target)]
+    for facts in measured:
+        lines += [facts.table(), _row("measured", f"{facts.about.created} by `{facts.about.command}`"), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _has_model(run: Run) -> bool:
+    return any((folder / "card.json").is_file() for folder in (run.folder, run.model))
+
+
+def _describe_trained(target: str) -> str:
     from bastion.models import complexity
     from bastion.models.checkpoint import read_card
     from bastion.models.load import load, locate
@@ -91,7 +194,7 @@ def _describe_recipe(recipe: Recipe, timed: bool) -> str:
     from bastion.costs import images_per_second, plan_run
 
     plan = plan_run(recipe)
-    lines = [dump(recipe.resolved()), _row("hash", recipe.hash())]
+    lines = [dump(recipe.resolved(), fractions=True), _row("hash", recipe.hash())]
     lines += [_row("not here", note) for note in plan.notes]
     if plan.data:
         lines.append(_describe_data(plan))
@@ -101,7 +204,7 @@ def _describe_recipe(recipe: Recipe, timed: bool) -> str:
         each = plan.training
         lines.append(_row("passes", f"{each}; {each.units:.4g} times a forward pass, for each image"))
         if plan.images:
-            lines.append(_row("training", f"{plan.images:,} images in {recipe.schedule.epochs} epochs"))
+            lines.append(_row("training", f"{plan.images:,} images in {_count(recipe.schedule.epochs, 'epoch')}"))
         if plan.validated:
             lines.append(_row("validation", f"{plan.validated:,} images; {plan.validation} at most"))
     if plan.flops:
@@ -157,54 +260,9 @@ def _describe_model(model: Classifier, macs: int) -> str:
     return "\n".join(_row(key, value) for key, value in rows.items())
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _row(key: str, value: str) -> str:
     return f"{key:<12} {value}"
-
-
-def _registered(room: str, registry: str) -> Callable[[str], Rows]:
-    def rows(pattern: str) -> Rows:
-        from bastion.registry import first_line
-
-        found = getattr(importlib.import_module(room), registry)
-        return ((name, first_line(found.factory(name))) for name in found.names())
-
-    return rows
-
-
-def _models(pattern: str) -> Rows:
-    from bastion.models import models
-    from bastion.models.model_stats import stored
-    from bastion.models.timm import timm_names
-    from bastion.registry import first_line
-
-    counted = stored()
-    for name in models.names():
-        if not name.endswith("/*"):
-            yield name, counted[name].short() if name in counted else first_line(models.factory(name))
-    if pattern == "*":
-        yield "timm/NAME", f"any of timm's {len(timm_names())} models; see `bastion list models 'timm/vit*'`"
-    else:
-        yield from ((name, "") for name in timm_names())
-
-
-def _zoo(pattern: str) -> Rows:
-    from bastion.models.load import zoo_names
-    from bastion.recipe import load_recipe
-
-    for name in zoo_names():
-        recipe = load_recipe(name)
-        reached = [f"{probe} {100 * share:.0f} %" for probe, share in recipe.expect.items() if isinstance(share, float)]
-        yield name, f"{recipe.about.partition(chr(10))[0]} {', '.join(reached)}"
-
-
-KINDS: dict[str, Callable[[str], Rows]] = {
-    "models": _models,
-    "attacks": _registered("bastion.attacks", "attacks"),
-    "objectives": _registered("bastion.training.objectives", "objectives"),
-    "probes": _registered("bastion.probes", "probes"),
-    "studies": _registered("bastion.studies", "studies"),
-    "data": _registered("bastion.data", "datasets"),
-    "recipes": lambda _: headlines("recipe"),
-    "suites": lambda _: headlines("suite"),
-    "zoo": _zoo,
-}

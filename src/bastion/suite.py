@@ -117,7 +117,7 @@ class Case:
     label: str
     base: str  # the label in the suite, without the values of the axes
     kind: Kind
-    spec: dict[str, Any]
+    spec: Any  # or the probe or study itself
     role: Role | None = None  # None: the probe's own
     data: dict[str, Any] = field(default_factory=dict)  # changes to the data set's settings
     at: dict[str, Any] = field(default_factory=dict)  # the axes' values
@@ -203,8 +203,10 @@ class Suite(Section):
                     content = merge(content, change)
             at = dict(zip(axes, values, strict=True))
             said = [f"{name}={written(value)}" for name, value in at.items() if len(self.axes[name].to) > 1]
-            spec = dict(content[kind][label])
-            role, own_data = spec.pop("role", None), spec.pop("data", {})
+            spec, role, own_data = content[kind][label], None, {}
+            if isinstance(spec, Mapping):  # not a plug-in that was given as an object
+                spec = dict(spec)
+                role, own_data = spec.pop("role", None), spec.pop("data", {})
             if role not in (None, *get_args(Role)):
                 raise ValueError(f"{kind}.{label}.role: expected one of {', '.join(get_args(Role))}, got {role!r}")
             if not isinstance(own_data, Mapping):

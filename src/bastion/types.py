@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -158,6 +159,17 @@ class Attack(ABC):
         """The attacks that it runs one after another under a threat of this norm, if it is an ensemble."""
         return []
 
+    def passes(self, norm: Norm) -> int:
+        """How many times it runs the model on an image at most, by the settings that most attacks have; 0: not known.
+
+        For progress bars, and to tell what is worth preparing for.
+        """
+        if members := self.named_members(norm):
+            return sum(member.passes(norm) for _, member in members)
+        length = getattr(self, "steps", getattr(self, "queries", -1))
+        searches = getattr(self, "restarts", 1) * max(getattr(self, "targets", 1), 1)
+        return int((length + 1) * searches * self.eot)
+
     def versions(self, norm: Norm) -> tuple[int, ...]:
         """Its own, or those of its members."""
         return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
@@ -224,6 +236,29 @@ class Objective:
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
         raise NotImplementedError
+
+
+class Logger(ABC):
+    """Takes a training run's numbers as they come. A dataclass, whose fields are its settings.
+
+    Of several processes one has loggers. What fails to be built refuses the run before anything is written.
+    """
+
+    client: Any = None  # of the tool behind it
+
+    @abstractmethod
+    def open(self, folder: Path, recipe: Mapping[str, Any], step: int) -> None:
+        """Called once: the run's folder, its resolved recipe, and the step it starts at, above 0 if it is resumed."""
+
+    @abstractmethod
+    def write(self, numbers: Mapping[str, float], step: int) -> None:
+        """`train/loss` and its like after some steps, `validation/val_clean` after epochs."""
+
+    def flush(self) -> None:  # noqa: B027  (not every tool has something to do)
+        """After each epoch."""
+
+    def close(self) -> None:  # noqa: B027
+        """At the end, and when the run is stopped."""
 
 
 @dataclass(frozen=True)

@@ -182,3 +182,16 @@ def test_what_is_wrong_is_said_in_one_line(x: Tensor, y: Any, message: str, mode
 def test_an_eps_in_levels_is_refused(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(bastion.BastionError, match="8/255 meant"):
         bastion.evaluate(model, images, "fgsm", eps=8)
+
+
+def test_a_network_that_a_function_of_my_file_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef net():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))\n"
+    )
+    facts = bastion.measure("mine.py:net", suite={"probes": {"clean": "accuracy"}}, limit=8)
+    assert facts.run.folder.name.startswith("mine.py-net-") and facts.about.model == "mine.py:net"
+    bastion.report("mine.py:net", "report.html")
+    with pytest.raises(bastion.BastionError, match=r"mine.py: no function 'nett'; did you mean 'net'\?"):
+        bastion.load("mine.py:nett")

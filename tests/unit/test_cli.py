@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from PIL import Image
+from rich.console import Console
+from rich.text import Text
 
 from bastion import cli
+from bastion.errors import Interrupted
+from bastion.listing import KINDS
 from bastion.measuring.facts import read_measurements
-from bastion.run import open_run
+from bastion.run import open_run, version
 
 
 class Result(NamedTuple):
@@ -72,11 +77,39 @@ def test_list_takes_a_pattern(bastion: Bastion) -> None:
     names = bastion("list", "models", "timm/vit_tiny*").stdout.split()
     assert "timm/vit_tiny_patch16_224" in names
     assert all(name.startswith("timm/vit_tiny") for name in names)
+    assert bastion("list", "attacks", "dlr").stdout.split()[0] == "apgd-dlr"
+    assert [line.split()[0] for line in bastion("list").stdout.splitlines()] == list(KINDS)
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys; from bastion.listing import KINDS, listed; [listed(kind) for kind in KINDS]; "
+    code += "listed('models', 'timm/vit*'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_list_fits_80_columns(monkeypatch: pytest.MonkeyPatch, bastion: Bastion) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(cli, "stdout", Console(file=screen, force_terminal=True, no_color=True, width=80))
+    for kind in KINDS:
+        bastion("list", kind)
+    lines = screen.getvalue().splitlines()
+    assert max(Text.from_ansi(line).cell_len for line in lines) <= 80
+    assert any(str(Text.from_ansi(line)).split() == ["name", "about"] for line in lines)
+
+
+def test_short_options_and_the_version(bastion: Bastion) -> None:
+    assert bastion("--version").stdout == f"bastion {version('bastion')}\n"
+    shown = bastion("measure", "-h").stdout
+    assert "--device" in shown and "<bool>" not in shown
+
+
+def test_names_are_completed() -> None:
+    assert cli._names("attacks")("apgd-t") == ["apgd-t", "apgd-t-fast", "apgd-train"]
 
 
 def test_show_resolves_a_recipe_and_counts_a_model(bastion: Bastion) -> None:
     recipe = bastion("show", "tiny/demo-robust", "--set", "seed=5").stdout
-    for part in ("seed: 5", "eps: 0.03137254901960784", "name: vit/micro", "parameters", "MACs"):
+    for part in ("seed: 5", "eps: 8/255", "name: vit/micro", "parameters", "MACs"):
         assert part in recipe
     assert "1,205,642" in bastion("show", "vit/micro").stdout
 
@@ -101,10 +134,17 @@ BAD_INPUT = {
     "measure zoo/cifar10-linf-vit --attack pgdd": "probes.pgdd.attack.name: unknown attack 'pgdd'; did you mean 'pgd'",
     "measure zoo/cifar10-linf-vit --attack pgd --norm l3": "probes.pgd.threat.norm: unknown norm 'l3'",
     "measure zoo/cifar10-linf-vit --keep some": "keep: must be a whole number",
+    "measure zoo/cifar10-linf-vit --suite autoattack": "no suite 'autoattack': neither shipped with bastion nor a "
+    ".yaml file; did you mean 'autoattack-linf'?",
+    "train tiny/demo-robust --set epochs=1": "tiny/demo-robust: epochs: unknown key; did you mean 'schedule.epochs'?",
     "compare nowhere zoo/cifar10-linf-vit": "no model 'nowhere': not a run",
     "compare zoo/cifar10-linf-vit zoo/cifar10-linf-resnet": "zoo/cifar10-linf-vit: not measured yet",
-    "report nowhere": "nowhere: not a run directory (no provenance.json)",
-    "show resnet18": "show resnet18: not a recipe, not a run or model folder; unknown model 'resnet18'",
+    "report nowhere": "no model 'nowhere': not a run",
+    "report zoo/cifar10-linf-vit": "zoo/cifar10-linf-vit: not measured yet; run `bastion measure zoo/",
+    "show resnet18": "show resnet18: nothing that `bastion list` names, no run and no folder",
+    "show pgdd": "show pgdd: nothing that `bastion list` names, no run and no folder; did you mean 'pgd'?",
+    "list attacks zzz": "list: no attack matches 'zzz'",
+    "measure zoo/cifar10-linf-vit --device gpu": "device: 'gpu' cannot be used here",
     "show vit/micro --time": "show vit/micro: --time, and --set but for a model's name, are for recipes",
     "list atacks": "list: unknown kind 'atacks'; did you mean 'attacks'?",
     "data get cifar": "data get: nothing to get for 'cifar'; did you mean 'cifar10'?",
@@ -169,8 +209,19 @@ def test_attacks_are_named_on_the_command_line_and_eps_may_be_several(bastion: B
     result = bastion(*asked, "--attack", "fgsm", "--norm", "l2", "--eps", "0.1", "--eps", "1/2", "--keep", "all")
     assert result.code == 0
     assert "fgsm eps=0.1     ℓ2 ≤ 0.1" in result.stdout and "fgsm eps=0.5     ℓ2 ≤ 0.5" in result.stdout
-    assert result.stdout.splitlines()[-1] == f"next: bastion report {tmp_path / 'run'}"
+    where = tmp_path / "run"
+    assert result.stdout.splitlines()[-1] == f"facts: {where}; a page about them: bastion report {where}"
     (facts,) = read_measurements(open_run(tmp_path / "run"))
     assert facts.adversarial("fgsm eps=0.5").shape == (4, 3, 32, 32)
     refused = bastion(*asked, "--attack", "pgd", "--suite", "demo")
     assert refused.code == 1 and "--attack makes a suite of its own" in refused.stderr
+
+
+def test_an_interrupted_demo_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, bastion: Bastion) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("train: stopped by a signal; go on with the same command and --resume", 2)
+
+    monkeypatch.setattr("bastion.demo.train", stopped)
+    result = bastion("demo")
+    assert result.code == 130 and "--resume" not in result.stderr
+    assert "Run `bastion demo` again, with the same -o, to go on." in result.stderr

@@ -17,7 +17,15 @@ from bastion.probes import probes
 from bastion.registry import Registry
 
 
-class Thing:
+class Word(str):
+    """What another one makes."""
+
+
+class Product:
+    """What the registry `things` makes."""
+
+
+class Thing(Product):
     def __init__(
         self, *, size: int, ratio: float = 0.5, threat: Threat | None = None, attack: Attack | None = None
     ) -> None:
@@ -25,7 +33,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Positive:
+class Positive(Product):
     value: float
 
     def __post_init__(self) -> None:
@@ -35,7 +43,7 @@ class Positive:
 
 @pytest.fixture
 def things() -> Registry[object]:
-    registry: Registry[object] = Registry("thing", "bastion.probes", type("Product", (), {}))
+    registry: Registry[object] = Registry("thing", "bastion.probes", Product)
     registry.register("thing")(Thing)
     registry.register("positive")(Positive)
     return registry
@@ -145,7 +153,7 @@ def test_a_plug_in_folder_that_is_not_there_is_an_error(
     ("values", "message"),
     [
         ({"threat": {"norm": "linf", "eps": True}}, "p.threat.eps: expected a number, got True"),
-        ({"threat": {"norm": "linf", "eps": "8/255"}}, "p.threat.eps: expected a number, got '8/255'"),
+        ({"threat": {"norm": "linf", "eps": "0.03"}}, "p.threat.eps: expected a number, got '0.03'"),
         ({"threat": {"norm": "linf", "eps": 8}}, "p.threat.eps: pixels are in"),
         ({"attack": {"name": "pgd", "steps": "10"}}, "p.attack.steps: expected a whole number, got '10'"),
         (
@@ -163,6 +171,12 @@ def test_values_of_another_kind_are_refused_where_they_stand(values: dict[str, A
         probes.build(spec, "p")
 
 
+def test_a_fraction_is_a_number_in_python_too() -> None:
+    assert Threat("linf", "8/255").eps == 8 / 255  # type: ignore[arg-type]
+    with pytest.raises(BastionError, match="threat.eps: expected a number, got '8/0'"):
+        Threat("linf", "8/0")  # type: ignore[arg-type]
+
+
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     assert attacks.build({"name": "square", "queries": 5e3}).queries == 5000  # type: ignore[attr-defined]
     with pytest.raises(BastionError, match="attack.queries: expected a whole number, got 2.5"):
@@ -173,7 +187,7 @@ def test_a_plug_in_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     (tmp_path / "attacks").mkdir()
     (tmp_path / "attacks" / "broken.py").write_text("def broken(:\n")
     monkeypatch.setenv("BASTION_PLUGINS", str(tmp_path))
-    with pytest.raises(BastionError, match=r"broken.py: the plug-in cannot be imported: SyntaxError"):
+    with pytest.raises(BastionError, match=r"broken.py: cannot be imported: SyntaxError"):
         Registry("attack", "bastion.attacks", type("Product", (), {})).names()
 
 
@@ -181,12 +195,12 @@ def test_a_key_of_finish_that_the_factory_takes_is_the_factorys() -> None:
     def finish(product: str, /, *, size: int = 0, colour: str = "red") -> str:
         return f"{product} finished {size} {colour}"
 
-    def own(size: int = 1) -> str:
-        return f"own {size}"
+    def own(size: int = 1) -> Word:
+        return Word(f"own {size}")
 
-    registry: Registry[str] = Registry("word", "bastion.probes", type("Word", (), {}), finish=finish)  # type: ignore[arg-type]
+    registry: Registry[Word] = Registry("word", "bastion.probes", Word, finish=finish)  # type: ignore[arg-type]
     registry.register("own")(own)
-    registry.register("plain")(lambda: "plain")
+    registry.register("plain")(lambda: Word("plain"))
     assert registry.build({"name": "own", "size": 5, "colour": "blue"}) == "own 5 finished 0 blue"
     assert registry.build({"name": "plain", "size": 5}) == "plain finished 5 red"
     assert registry.finish("made", {"size": 2}) == "made finished 2 red"

@@ -18,6 +18,13 @@ from bastion.run import Run, begin_training, create_run, environment
 RECIPE = Recipe.model_validate({"data": "cifar10-mini", "model": "vit/micro", "objective": "standard"})
 
 
+def test_more_epochs_for_a_trained_run_are_another_run_that_begins_with_its_model(tmp_path: Path) -> None:
+    create_run(tmp_path, 0, RECIPE)
+    longer = RECIPE.model_copy(update={"schedule": RECIPE.schedule.model_copy(update={"epochs": 99})})
+    with pytest.raises(BastionError, match=rf"further, begin another run with --set init.from={tmp_path}$"):
+        create_run(tmp_path, 0, longer)
+
+
 def _run(folder: Path, steps: int = 3) -> Run:
     run = create_run(folder, 0, RECIPE)
     for step in range(1, steps + 1):

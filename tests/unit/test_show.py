@@ -38,6 +38,41 @@ def rows(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(\S[^:\n]{0,11}?) {2,}(\S.*)$", text, re.M))
 
 
+def test_an_attack_shows_its_settings_with_defaults_types_and_help() -> None:
+    text = describe("apgd-t")
+    assert text.startswith("attack apgd-t\n\nAPGD on the targeted DLR")
+    assert re.search(r"^restarts +1 +whole number; searches, each from another random point$", text, re.M)
+    assert "bastion measure MODEL --attack apgd-t --norm linf --eps 8/255" in text
+    assert max(map(len, describe("patch-fool").partition("setting ")[2].splitlines())) <= 80
+
+
+def test_a_default_that_is_a_plug_in_is_shown_as_its_spec() -> None:
+    text = " ".join(describe("trades").split())
+    assert "default {name: pgd, steps: 10, rel_step: 0.25, loss: kl, keep: last}" in text
+    assert "default {norm: linf, eps: 8/255}" in text and "from bastion.training.objectives import Trades" in text
+
+
+def test_what_has_one_name_is_shown_as_all_that_it_is() -> None:
+    text = describe("occlusion")
+    assert text.startswith("probe occlusion\n") and "\nsuite occlusion\n" in text
+    assert "mean: [occlusion]" in text and re.search(r"^confidence_std +its standard deviation", text, re.M)
+
+
+def test_a_suite_and_a_data_set_are_shown() -> None:
+    assert re.search(r"^rows +4: clean, pgd-20, sanity, worst case$", describe("demo"), re.M)
+    assert "to: [8/255]" in describe("demo")
+    assert rows(describe("cifar10-mini"))["images"] == "3,600 train, 400 val, 1,000 test"
+
+
+def test_a_measured_run_without_a_model_is_shown(tmp_path: Path) -> None:
+    from bastion import measure
+
+    suite = {"probes": {"clean": "accuracy"}}
+    facts = measure("zoo/cifar10-linf-vit", suite=suite, limit=2, folder=tmp_path / "run")
+    text = describe(str(tmp_path / "run"))
+    assert facts.table() in text and rows(text)["measured"].startswith(facts.about.created)
+
+
 def test_imagenet_is_planned_without_imagenet(recipe: str) -> None:
     text = describe(recipe)
     said = rows(text)

@@ -31,15 +31,15 @@ class APGD(Attack):
     `keep` "fooled" stops at the first success; "best" uses all steps and returns the highest loss, for training.
     """
 
-    steps: Count = 100
-    loss: LossName = "ce"
-    targets: Count = 0
-    restarts: AtLeastOne = 1
+    steps: Count = 100  # gradient steps of a search
+    loss: LossName = "ce"  # that is climbed
+    targets: Count = 0  # 0: away from the right class; n: towards each of the n likeliest wrong ones
+    restarts: AtLeastOne = 1  # searches, each from another random point
     eot: AtLeastOne = 1  # gradients are averaged over this many passes, for randomised models
-    phases: bool = True
-    random_start: bool = True
+    phases: bool = True  # l1 only: first three times the radius, then twice, then the threat's
+    random_start: bool = True  # begin at a random point of the ball, not at the image
     sparsity: Share = 0.2  # l1 only: share of the coordinates that the first steps change
-    keep: Literal["fooled", "best"] = "fooled"
+    keep: Literal["fooled", "best"] = "fooled"  # stop at the first success, or use all steps for the highest loss
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(

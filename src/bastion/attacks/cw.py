@@ -27,10 +27,10 @@ class CW(Attack):
     Only those inside the threat's set count, and the nearest is by the threat's norm, though l2 is minimised.
     """
 
-    c: Positive = 1.0
-    kappa: NotNegative = 0.0
-    lr: Positive = 0.01
-    steps: Count = 100
+    c: Positive = 1.0  # weight of the margin beside the distance
+    kappa: NotNegative = 0.0  # margin by which an adversarial example is to be wrong
+    lr: Positive = 0.01  # Adam's
+    steps: Count = 100  # Adam's
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(model, batch, threat, lambda classes: AdamSteps(self), name="cw", goal="nearest")

@@ -22,8 +22,8 @@ class DeepFool(Attack):
     Steps are the shortest in the threat's norm, inside [0, 1]. Only results inside the threat's set count.
     """
 
-    steps: Count = 50
-    overshoot: Positive = 0.02
+    steps: Count = 50  # at most
+    overshoot: Positive = 0.02  # how far past the boundary a step goes, as a share of it
     classes: AtLeastOne = 10  # boundaries to this many of the likeliest wrong classes are compared, a gradient for each
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:

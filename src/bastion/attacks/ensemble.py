@@ -29,7 +29,7 @@ Version = Literal["standard", "plus", "rand"]
 class Ensemble(Attack):
     """Attacks one after another, each on the images that no earlier member has fooled, judged on the model as given."""
 
-    members: Annotated[tuple[Attack, ...], MinLen(1)]
+    members: Annotated[tuple[Attack, ...], MinLen(1)]  # in this order
 
     @property
     def eot(self) -> int:
@@ -93,8 +93,9 @@ def run_members(members: Sequence[Attack], model: nn.Module, batch: Batch, threa
         at = (~best.fooled).nonzero()[:, 0]
         if len(at) == 0:
             break
-        left = batch.select(at)
-        x = member(model, left, threat, seed=seed)
+        left, later = batch.select(at), sum(each.passes(threat.norm) for each in members[number + 1 :])
+        with journal.stage(len(at), member.passes(threat.norm), later):
+            x = member(model, left, threat, seed=seed)
         with torch.no_grad():
             logits = forward.logits(given, x, left.y)
         inside, fooled = threat.contains(left.x, x), is_adversarial(threat, left.x, x, logits, left.y)

@@ -31,12 +31,12 @@ class FAB(Attack):
     `keep` "fooled" stops at the first adversarial example; "nearest" uses all steps to reduce the distance.
     """
 
-    steps: Count = 100
-    targets: Count = 0
-    restarts: AtLeastOne = 1
+    steps: Count = 100  # of a search
+    targets: Count = 0  # 0: towards the nearest of all classes; n: towards each of the n likeliest wrong ones
+    restarts: AtLeastOne = 1  # searches, each from another random point
     overshoot: Annotated[float, Gt(1)] = 1.05  # η: how far past the boundary a step goes
     backward: Annotated[float, Gt(0), Lt(1)] = 0.9  # β: share of its distance that an adversarial example keeps
-    keep: Literal["fooled", "nearest"] = "fooled"
+    keep: Literal["fooled", "nearest"] = "fooled"  # stop at the first success, or use all steps to reduce the distance
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(

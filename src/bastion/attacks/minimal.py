@@ -26,11 +26,11 @@ class Minimal(Attack):
     projected to that radius.
     """
 
-    fab_steps: Count = 100
-    fab_targets: AtLeastOne = 9
-    bisections: Count = 10
+    fab_steps: Count = 100  # of FAB, which comes first
+    fab_targets: AtLeastOne = 9  # of FAB
+    bisections: Count = 10  # of each example's radius
     steps: Count = 40  # of APGD at each radius, for each target
-    targets: AtLeastOne = 3
+    targets: AtLeastOne = 3  # of APGD
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         _, batch = check_batch(model, batch, "minimal")

@@ -28,7 +28,7 @@ from bastion.types import Attack, Batch
 NAME = "patch-fool"
 
 
-@attacks.register(NAME)
+@attacks.register("patch-fool")
 @settings
 class PatchFool(Attack):
     """Patch-Fool (Fu et al. 2022): maximises the cross-entropy and the attention to the first patch.

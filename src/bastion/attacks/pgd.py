@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bastion import rng
+from bastion import journal, rng
 from bastion.attacks import attacks
 from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, divergence, likeliest_wrong, usable_loss
 from bastion.errors import BastionError
@@ -27,13 +27,13 @@ class PGD(Attack):
     The loss `kl` is the divergence from the prediction on the clean image, as in TRADES.
     """
 
-    steps: Count = 20
+    steps: Count = 20  # gradient steps of a search
     step: Positive | None = None  # length of a step in pixel units …
     rel_step: Positive | None = None  # … or in units of eps; neither: 2.5 / steps of eps
-    restarts: AtLeastOne = 1
-    random_start: bool = True
-    loss: LossName | Literal["kl"] = "ce"
-    targets: Count = 0
+    restarts: AtLeastOne = 1  # searches, each from another random point
+    random_start: bool = True  # begin at a random point of the ball, not at the image
+    loss: LossName | Literal["kl"] = "ce"  # that is climbed
+    targets: Count = 0  # 0: away from the right class; n: towards each of the n likeliest wrong ones
     momentum: NotNegative = 0.0  # decay of MI-FGSM: steps along a running sum of gradients, each scaled to mean |g| = 1
     sparsity: Share = 0.01  # l1 only: the share of coordinates that a step changes
     dense: bool = False  # l1 only: steps along the whole gradient, as in ART; much weaker, for comparison with papers
@@ -54,6 +54,11 @@ class PGD(Attack):
         model, batch = check_batch(model, batch, "pgd")
         if self.dense and threat.norm != "l1":
             raise BastionError(f"pgd: dense is about l1 steps, the threat is {threat.norm}; leave it out")
+        if self.step is not None and self.step > max(1.0, 2 * threat.eps):
+            raise BastionError(
+                f"pgd.step: the length of a step, in pixels from 0 to 1; {self.step:g} is more than the ball is wide. "
+                f"For {self.step:g} steps, set `steps`"
+            )
         best = Best(batch.x) if self.keep == "best" else None
         offers_clean = best is not None and (self.random_start or self.steps == 0)
         if offers_clean or self.targets or self.loss in ("kl", "dlr"):
@@ -128,6 +133,7 @@ def ascend(
             record_zero_grad(batch.index, gradient)
         if best is not None:
             best.offer(x, value, wrong)
+        journal.spend(len(batch.x), lambda: len(batch.x) if best is None else int((~best.fooled).sum()))
         velocity = accumulated(velocity, gradient, momentum) if momentum else gradient
         if dense:
             x = dense_step(batch.x, x, velocity, size, threat.eps)

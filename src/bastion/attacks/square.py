@@ -32,10 +32,10 @@ class Square(Attack):
     `rescale` stretches the schedule of square sizes, made for 10,000 queries, to `queries`; AutoAttack does not.
     """
 
-    queries: Count = 5000
+    queries: Count = 5000  # forward passes of a search
     share: Share = 0.8  # of the image, covered by the first squares
-    restarts: AtLeastOne = 1
-    rescale: bool = False
+    restarts: AtLeastOne = 1  # searches, each with other random squares
+    rescale: bool = False  # stretch the schedule of square sizes to `queries`
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         kind = PaintedSquares if threat.norm == "linf" else MovedSquares

@@ -31,10 +31,10 @@ class Transferable(Attack):
     The last iterate is returned, as the best one overfits the source; or the clean image, if its loss is higher.
     """
 
-    steps: Count = 10
+    steps: Count = 10  # gradient steps
     rel_step: Positive | None = None  # length of a step in units of eps; None: 1 / steps
     momentum: NotNegative = 1.0  # decay of the sum of normalised gradients; 0: no momentum
-    loss: LossName = "ce"
+    loss: LossName = "ce"  # that is climbed
     sparsity: Share = 0.01  # l1 only: the share of coordinates that a step changes
     constant_attention: bool = False  # PNA: no gradient through attention maps
     every_block: bool = False  # self-ensemble: the loss is summed over the blocks' outputs

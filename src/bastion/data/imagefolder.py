@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -23,7 +23,7 @@ from bastion.data.contents import contents_digest
 from bastion.data.split import carve
 from bastion.data.subset import read_subset, subset_rows
 from bastion.errors import BastionError
-from bastion.progress import bar
+from bastion.progress import bar, console
 from bastion.storage import fingerprint
 from bastion.types import Batch, DataSet
 
@@ -74,7 +74,9 @@ class FolderSplit:
             struct.error,
             Image.DecompressionBombError,
         ) as error:
-            raise BastionError(f"{path}: not a readable picture ({error}); repair or remove it") from error
+            raise BastionError(
+                f"{path}: not a readable picture ({error}); repair or remove it, or set on_error: skip"
+            ) from error
 
     def batch(self, positions: Sequence[int]) -> Batch:
         where = torch.as_tensor(positions, dtype=torch.long)
@@ -107,15 +109,16 @@ class _Parts:
 
 @datasets.register("imagefolder")
 def imagefolder(
-    root: str,
-    size: int = 224,
-    crop_pct: float = 0.875,
-    test_folder: str | None = None,
-    training_only: bool = False,
-    copies_of: str | None = None,
-    test_only: bool = False,
-    class_map: str | None = None,
-    subset: str | None = None,
+    root: str,  # the folder
+    size: int = 224,  # pixels of the images' side
+    crop_pct: float = 0.875,  # share of the shorter side that the centre crop keeps
+    test_folder: str | None = None,  # which one has the test images
+    training_only: bool = False,  # hold no image back
+    copies_of: str | None = None,  # root of the images that these are changed copies of
+    test_only: bool = False,  # all images are for testing
+    class_map: str | None = None,  # which outputs of a model of more classes they are
+    subset: str | None = None,  # file that lists the images that are measured
+    on_error: Literal["stop", "skip"] = "stop",  # skip: decode all pictures first, leave out and tell what fails
 ) -> DataSet:
     """Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech.
 
@@ -145,14 +148,18 @@ def imagefolder(
         parts = _all_learnt(folder, copies_of)
     else:
         parts = _all_tested(folder, test_folder) if test_only else _split(folder, test_folder)
-    columns = _columns(class_map, parts) if class_map else None
     transform = create_transform(
         (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
     )
+    skipped: list[str] = []
+    if on_error == "skip":
+        parts, skipped = _readable(parts, transform)
+    columns = _columns(class_map, parts) if class_map else None
     # Of paths and sizes: `digest` of the split that is measured tells what is in them.
     content: list[Any] = [parts.train.files, parts.test.files, size, crop_pct]
     if not len(parts.tested):
         content.append(parts.learnt.tolist())  # which may follow from the originals
+    content += [{"skipped": skipped}] if skipped else []
     content += [{"test_only": True}] * test_only + [{"columns": columns}] * (columns is not None)
     if subset:
         paths, digest = read_subset(subset)
@@ -217,6 +224,28 @@ def _all_tested(root: Path, test_folder: str | None) -> _Parts:
     listing = list_pictures(root / _test_name(root, test_folder) if parted else root)
     nothing = torch.empty(0, dtype=torch.long)
     return _Parts(listing, nothing, nothing, listing, torch.arange(len(listing.files)))
+
+
+def _readable(parts: _Parts, transform: Transform) -> tuple[_Parts, list[str]]:
+    """Without pictures that cannot be decoded, which are counted and listed."""
+    used = {"learnt": parts.train, "validated": parts.train, "tested": parts.test}
+    rows = {name: getattr(parts, name) for name in used}
+    failed: list[str] = []
+    with bar("decoding pictures", sum(map(len, rows.values()))) as advance:
+        for name, listing in used.items():
+            split, kept = FolderSplit(listing, transform, rows[name]), list[int]()
+            for position in range(len(split)):
+                advance()
+                try:
+                    split.image(position)
+                    kept.append(position)
+                except BastionError:
+                    failed.append(listing.files[int(rows[name][position])][0])
+            rows[name] = rows[name][torch.tensor(kept, dtype=torch.long)]
+    if failed:
+        listed = ", ".join(sorted(failed)[:20]) + (" …" if len(failed) > 20 else "")
+        console.print(f"skipped {len(failed)} pictures that cannot be read: {listed}", markup=False)
+    return replace(parts, **rows), sorted(failed)
 
 
 def _columns(class_map: str, parts: _Parts) -> tuple[int, ...]:

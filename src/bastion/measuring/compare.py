@@ -12,12 +12,12 @@ import numpy as np
 from bastion.errors import BastionError, did_you_mean
 from bastion.measuring.convert import convert
 from bastion.measuring.facts import Facts, MeasuredCase, read_measurements
+from bastion.measuring.find import find_run, unmeasured
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.paired import mcnemar, paired_difference
 from bastion.measuring.sampling import estimate_stopped
 from bastion.measuring.store import Column
 from bastion.recipe import differences
-from bastion.run import Run
 from bastion.suite import CORRECT
 
 COLUMNS = ("A", "B", "B - A", "95 % interval", "only A", "only B", "p")
@@ -117,9 +117,9 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 def compare(*models: str | Path | Facts, suite: str | None = None) -> Comparison:
     """`bastion.compare`: measured models, the first of which is the reference.
 
-    A model is a run directory, what `bastion measure` was given (`zoo/NAME`, a model folder), or facts. Of a run that
-    was measured more than once, those measurements that have most in common are compared, then those of most examples,
-    then the latest.
+    A model is a run directory, what `bastion measure` was given (`zoo/NAME`, `timm/NAME`, a model folder), or facts.
+    Of a run that was measured more than once, those measurements that have most in common are compared, then those of
+    most examples, then the latest.
     """
     if len(models) < 2:
         raise BastionError("compare: give two or more measured models; the first one is the reference")
@@ -264,33 +264,17 @@ def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
     """All of the model as it is now; of this suite, if one is given."""
     if isinstance(model, Facts):
         return [model]
-    run = _find_run(model)
+    run = find_run(model)
     convert(run)
     weights = (run.card() or {}).get("weights")
     found = [facts for facts in read_measurements(run) if weights in (None, facts.about.weights)]
     if not found:
-        raise _unmeasured(model, suite)
+        raise unmeasured(model, suite)
     chosen = [facts for facts in found if suite in (None, facts.about.suite)]
     if not chosen:
         known = {facts.about.suite for facts in found}
         raise BastionError(f"{model}: not measured with the suite '{suite}'{did_you_mean(suite, known)}")
     return chosen
-
-
-def _find_run(model: str | Path) -> Run:
-    if (run := Run(Path(model))).exists():
-        return run
-    from bastion.measuring.runner import home  # these two need torch
-    from bastion.models.load import locate
-
-    run = Run(home(locate(model)))
-    if not run.exists():
-        raise _unmeasured(model, None)
-    return run
-
-
-def _unmeasured(model: str | Path, suite: str | None) -> BastionError:
-    return BastionError(f"{model}: not measured yet; run `bastion measure {model} --suite {suite or 'demo'}` first")
 
 
 def _matching(candidates: Sequence[list[Facts]]) -> list[Facts]:

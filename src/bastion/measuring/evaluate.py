@@ -10,14 +10,15 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bastion import rng
-from bastion.acceleration import accelerate
+from bastion import journal, rng
+from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import is_adversarial, judge
 from bastion.data.given import images, labels
@@ -27,11 +28,13 @@ from bastion.measuring.facts import Facts
 from bastion.measuring.identity import device_of
 from bastion.measuring.runner import BATCH_SIZE, measure
 from bastion.models.load import load
-from bastion.progress import bar
+from bastion.progress import Advance, bar
 from bastion.recipe_yaml import read_value
 from bastion.threat import Norm
 from bastion.types import Batch
 
+# Passes on an image. Preparing a copy of a model takes some 40 of them, and may save a third of what follows.
+WORTH_PREPARING = 200
 Attacks = str | Mapping[str, Any] | Attack
 Radius = float | str  # 0.03 or "8/255"
 
@@ -69,16 +72,24 @@ def attack(
     batch = _batch(x, y)
     threat, chosen = Threat(norm, radius(eps)), attack if isinstance(attack, Attack) else attacks.build(attack)
     device, found = device_of(network), []
+    count = len(batch.x)
     accelerated = accelerate(network)
-    with in_mode(network, training=False), rng.preserved(), bar("attacking", len(batch.x)) as advance:
-        for start in range(0, len(batch.x), batch_size):
-            some = batch.select(torch.arange(start, min(start + batch_size, len(batch.x)))).to(device)
+    if 0 < count * chosen.passes(norm) < WORTH_PREPARING:
+        accelerated = Accelerated(network, enabled=False, batch_size=BATCH_SIZES[0])
+    with in_mode(network, training=False), rng.preserved(), bar("attacking", 1, unit="share") as advance:
+        for start in range(0, count, batch_size):
+            some = batch.select(torch.arange(start, min(start + batch_size, count))).to(device)
             rng.reseed("attack", seed, start)
-            found.append(_attacked(accelerated, some, chosen, threat, seed))
-            advance(len(some.x))
+            with journal.watched(partial(_tell, advance, start, len(some.x), count)):
+                found.append(_attacked(accelerated, some, chosen, threat, seed))
+            advance(done=(start + len(some.x)) / count)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
     names = [field.name for field in dataclasses.fields(AdversarialExamples)]
     return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(home) for name in names))
+
+
+def _tell(advance: Advance, start: int, images: int, count: int, share: float, survivors: int) -> None:
+    advance(done=(start + share * images) / count, note=f"{survivors} of {images} survive")
 
 
 def _attacked(model: nn.Module, batch: Batch, chosen: Attack, threat: Threat, seed: int) -> AdversarialExamples:

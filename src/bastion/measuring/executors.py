@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from bastion import journal
 from bastion.errors import BastionError, Interrupted
 from bastion.measuring.identity import identify, one_thread, read_identity
+from bastion.measuring.order import Doing
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Job, Task, Worker, build_data, on_device
 from bastion.signals import StopRequest, deaf_children, end_with_parent
@@ -46,6 +50,7 @@ class Work:
     # The task is stored; what is right, if its probe says so; the seconds it took, if they are known
     done: Callable[[Task, Column | None, float | None], None]
     enough: Callable[[], bool]
+    moved: Callable[[Doing], None] = lambda _: None  # a worker has done a part of its task
 
     def interrupted(self, stored: int) -> Interrupted:
         return Interrupted(
@@ -62,21 +67,33 @@ def in_this_process(worker: Worker, work: Work) -> None:
                 raise work.interrupted(stored)
             if work.enough():
                 return
-            work.done(task, *_timed(worker, task))
+            work.done(task, *_timed(worker, task, work.moved))
 
 
-def _timed(worker: Worker, task: Task) -> tuple[Column | None, float]:
+def _timed(
+    worker: Worker, task: Task, moved: Callable[[Doing], None] = lambda _: None, slot: int = 0
+) -> tuple[Column | None, float]:
     began = time.monotonic()
-    return worker(task), time.monotonic() - began
+
+    def tell(share: float, survivors: int) -> None:
+        n = len(task.positions)
+        moved(Doing(slot, task.case, share * n, n, survivors, time.monotonic() - began))
+
+    with journal.watched(tell):
+        return worker(task), time.monotonic() - began
 
 
+FIELDS = len(Doing._fields)
+_slot: int  # of this worker process among all
+_doing: Any  # numbers of `Doing` for each of them, which the parent reads; none while its second one is negative
 _worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
 
 
 def in_processes(job: Job, work: Work, workers: int) -> None:
     _check_portable(job)
     context = _context()
-    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0), dict(os.environ)))
+    doing = context.Array("d", [-1.0] * FIELDS * workers)
+    pool = ProcessPoolExecutor(workers, context, _start, (job, context.Value("i", 0), doing, dict(os.environ)))
     waiting, pending, stored = deque(work.tasks), dict[Future[tuple[Column | None, float]], Task](), 0
     try:
         while waiting or pending:
@@ -92,6 +109,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
             for future in wait(pending, timeout=POLL, return_when=FIRST_COMPLETED).done:
                 work.done(pending.pop(future), *future.result())
                 stored += 1
+            _hear(doing, work)
     except BrokenProcessPool as error:
         raise BastionError(
             "measure: a worker process died: killed, out of memory, or started from a script that calls bastion "
@@ -116,16 +134,26 @@ def _context() -> BaseContext:
     return context
 
 
-def _start(job: Job, turns: Any, environment: dict[str, str]) -> None:
+def _hear(doing: Any, work: Work) -> None:
+    """How far all workers are."""
+    numbers = list(doing)
+    for start in range(0, len(numbers), FIELDS):
+        worker, case, examples, n, survivors, seconds = numbers[start : start + FIELDS]
+        if case >= 0:
+            work.moved(Doing(int(worker), int(case), examples, int(n), int(survivors), seconds))
+
+
+def _start(job: Job, turns: Any, doing: Any, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     end_with_parent()
     os.environ.clear()  # a process that forks them has the one of its own start
     os.environ.update(environment)
     torch.set_num_threads(1)
-    global _worker
+    global _worker, _slot, _doing
     try:
         with turns.get_lock():
-            device, turns.value = job.devices[turns.value % len(job.devices)], turns.value + 1
+            _slot, _doing, turns.value = turns.value, doing, turns.value + 1
+        device = job.devices[_slot % len(job.devices)]
         _worker = _make_worker(job, device)
     except BastionError as error:
         _worker = error
@@ -147,11 +175,26 @@ def _make_worker(job: Job, device: str) -> Worker:
 def _work(task: Task) -> tuple[Column | None, float]:
     if isinstance(_worker, BastionError):
         raise _worker
-    return _timed(_worker, task)
+    start = _slot * FIELDS % len(_doing)  # a process that took the place of another has a higher number
+
+    def write(doing: Doing) -> None:
+        _doing[start : start + FIELDS] = doing
+
+    try:
+        return _timed(_worker, task, write, _slot)
+    finally:
+        _doing[start + 1] = -1.0
 
 
 def _check_portable(job: Job) -> None:
     """What cannot be sent to another process is told here, not in the middle of starting one."""
+    parts = job.model.modules() if isinstance(job.model, nn.Module) else ()
+    typed = [type(each).__name__ for each in (*parts, job.data) if type(each).__module__ == "__main__"]
+    if typed and not hasattr(sys.modules["__main__"], "__file__"):
+        raise BastionError(
+            f"measure: {typed[0]} is defined in a notebook or a console, from where worker processes cannot import it; "
+            "put it into a .py file and import it, or use workers=1"
+        )
     try:
         pickle.dumps(job)
     except Exception as error:

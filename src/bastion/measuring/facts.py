@@ -373,7 +373,16 @@ class Facts:
 
     def warnings(self) -> list[sanity.SanityWarning]:
         """Why the accuracies should not be trusted, as far as the sanity checks can tell."""
-        return sanity.warnings({name: self.columns[name] for name in self.columns if sanity.is_check(name)})
+        checked = {name: self.columns[name] for name in self.columns if sanity.is_check(name)}
+        return [*self._accuracy_warnings(), *sanity.warnings(checked)]
+
+    def _accuracy_warnings(self) -> list[sanity.SanityWarning]:
+        """Of clean accuracy: what no attack can be asked about."""
+        labels = [case.label for case in self.with_role("clean") if CORRECT in case.columns and "label" in case.columns]
+        if not labels or self.n < sanity.FEWEST:
+            return []
+        right, y = self.correct(labels[0]), self.columns[f"{labels[0]}/label"]
+        return sanity.accuracy_warnings(labels[0], right, y, len(self.about.classes))
 
     def table(self) -> str:
         """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text.

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,8 +66,7 @@ class Tally:
             right, known = int(self._right[label].sum()), int(self._known[label].sum())
             now = confidence_sequence(right, known, len(self.order)) if stops else wilson(right, known)
             said = f" {right}/{known} {100 * now.value:.1f} % [{100 * now.low:.1f}, {100 * now.high:.1f}]"
-        name = re.sub(r" [^ =]+=", " ", label)  # of an axis, the value is enough
-        return shortened(name, NOTE - len(said)) + said
+        return _labelled(label, said)
 
     def intervals(self, n: int) -> dict[str, Estimate]:
         """Of the accuracies on all examples, after the first n: valid whenever one stops."""
@@ -77,39 +77,92 @@ class Tally:
         return {label: confidence_sequence(int(column.sum()), n, len(self.order)) for label, column in columns.items()}
 
 
+def surviving(label: str, survivors: int, n: int) -> str:
+    """For a progress bar, while an attack runs on n examples."""
+    return _labelled(label, f": {survivors} of {n} survive")
+
+
+def _labelled(label: str, said: str) -> str:
+    name = re.sub(r" [^ =]+=", " ", label)  # of an axis, the value is enough
+    return shortened(name, NOTE - len(said)) + said
+
+
+class Doing(NamedTuple):
+    """What a worker has done of the task that it is at."""
+
+    worker: int
+    case: int
+    examples: float
+    of: int  # examples of the task
+    survivors: int  # of the attack
+    seconds: float
+
+
 class Pace:
     """How much of the work is done, and how long the rest takes, by what each case has cost so far."""
 
-    def __init__(self, total: Mapping[int, int], left: Mapping[int, int]) -> None:
-        """Examples of each case, or parts of a study, by its number."""
+    def __init__(
+        self, total: Mapping[int, int], left: Mapping[int, int], passes: Mapping[int, int] | None = None
+    ) -> None:
+        """Examples of each case, or parts of a study, by its number; `passes`: on an example at most, 1 if not given.
+
+        They tell what a case costs, beside others, before it has begun.
+        """
         self._total, self._left = total, dict(left)
+        self._passes = dict.fromkeys(total, 1) | {case: max(count, 1) for case, count in (passes or {}).items()}
         self._counted, self._seconds = dict.fromkeys(total, 0), dict.fromkeys(total, 0.0)
+        self._doing: dict[int, Doing] = {}
         self._began = time.monotonic()
 
     def add(self, case: int, count: int, seconds: float | None) -> None:
         """`seconds` of one worker; None: somebody else's, who has not told."""
         self._left[case] -= count
+        self._doing.clear()  # perhaps it was this; the others will say how far they are
         if seconds is not None:
             self._counted[case] += count
             self._seconds[case] += seconds
 
+    def moved(self, doing: Doing) -> None:
+        self._doing[doing.worker] = doing
+
+    def _known(self) -> dict[int, tuple[float, float]]:
+        """Examples that are done, and the seconds that they took, of every case that has begun."""
+        known: dict[int, tuple[float, float]] = {
+            case: (count, self._seconds[case]) for case, count in self._counted.items()
+        }
+        for each in self._doing.values():
+            count, seconds = known[each.case]
+            known[each.case] = count + each.examples, seconds + each.seconds
+        return {case: (count, seconds) for case, (count, seconds) in known.items() if count}
+
     def _costs(self) -> dict[int, float]:
-        """Seconds of an example. Cases of which nothing is known cost what others do on average."""
-        known = {case: self._seconds[case] / count for case, count in self._counted.items() if count}
-        return dict.fromkeys(self._total, sum(known.values()) / len(known) if known else 1.0) | known
+        """Seconds of an example. Cases that have not begun cost what others do for as many passes."""
+        known = self._known()
+        passes = sum(count * self._passes[case] for case, (count, _) in known.items())
+        rate = sum(seconds for _, seconds in known.values()) / passes if passes else 1.0
+        usual = {case: rate * self._passes[case] for case in self._total}
+        return usual | {case: seconds / count for case, (count, seconds) in known.items()}
+
+    def _rest(self) -> dict[int, float]:
+        rest: dict[int, float] = dict(self._left)
+        for each in self._doing.values():
+            rest[each.case] = max(rest[each.case] - each.examples, 0)
+        return rest
 
     def done(self) -> float:
         """Share of the work."""
         costs = self._costs()
-        whole, rest = (sum(costs[case] * count for case, count in each.items()) for each in (self._total, self._left))
+        whole, rest = (sum(costs[case] * count for case, count in each.items()) for each in (self._total, self._rest()))
         return 1 - rest / whole if whole else 1.0
 
     def seconds_left(self) -> float:
-        """By the clock, at the pace so far; inf while some case has not been measured yet."""
-        if any(left and not self._counted[case] for case, left in self._left.items()):
-            return math.inf
-        rest = sum(cost * self._left.get(case, 0) for case, cost in self._costs().items())
-        return rest * (time.monotonic() - self._began) / max(sum(self._seconds.values()), 1e-9)
+        """By the clock, at the pace so far; inf while nothing has been done."""
+        seconds = sum(seconds for _, seconds in self._known().values())
+        if not seconds:
+            return math.inf if any(self._left.values()) else 0.0
+        costs = self._costs()
+        rest = sum(costs[case] * count for case, count in self._rest().items())
+        return rest * (time.monotonic() - self._began) / seconds
 
 
 def shortened(text: str, length: int) -> str:

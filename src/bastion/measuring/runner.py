@@ -37,21 +37,22 @@ from bastion.measuring.facts import (
     Measurement,
     write_measurement,
 )
+from bastion.measuring.find import default_folder
+from bastion.measuring.guards import warn_if_normalised_input_is_expected
 from bastion.measuring.identity import Identity, device_of, identify
-from bastion.measuring.order import Limits, Pace, Tally, measured_positions, shortened, shuffled
+from bastion.measuring.order import Doing, Limits, Pace, Tally, measured_positions, shortened, shuffled, surviving
 from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Job, Task, Worker, build_data, check_fit, on_device
-from bastion.models import checkpoint
 from bastion.models.columns import num_outputs
 from bastion.models.complexity import parameters
-from bastion.models.load import best_device, load, locate, timm_model_name
+from bastion.models.load import best_device, is_function, load, locate, timm_model_name
 from bastion.progress import bar, console
 from bastion.registry import canonical
 from bastion.run import Run, create_run, environment
 from bastion.signals import stoppable
 from bastion.suite import CORRECT, Case, Suite, load_suite
-from bastion.types import DataSet, Probe, Split, Study, Tapped
+from bastion.types import Attack, DataSet, Probe, Split, Study, Tapped
 
 # What survives of a batch shares the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
@@ -77,6 +78,7 @@ def measure(
     batch_size: int = BATCH_SIZE,
     keep: int | str = PICTURES,
     acceleration: bool = True,
+    device: str | None = None,
 ) -> Facts:
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
 
@@ -86,6 +88,7 @@ def measure(
     A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`; `changes` are made
     on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts go to `folder`; without it to the
     model's own run, or to `runs/` under the model's name. `acceleration` False: attacks run the model just as it is.
+    `device` is for models by name: `cpu`, `cuda` or `cuda:1`; without it every GPU is used.
 
     `until` and `budget` take the examples in random order: `until=0.01` stops when the 95 % interval of every accuracy
     is no wider than that, `budget=30` after 30 minutes. Such an interval is about the accuracy on all the examples and
@@ -93,7 +96,7 @@ def measure(
 
     Under torchrun its processes share out the work, each on a device of its own.
     """
-    given = _Given(model, data, suite, changes, split, limit, seed, folder, batch_size, keep, acceleration)
+    given = _Given(model, data, suite, changes, split, limit, seed, folder, batch_size, keep, acceleration, device)
     _check_numbers({"workers": workers}, least=1)
     _check_positive({"until": until, "budget": budget})
     launched = Launched.join()
@@ -168,6 +171,7 @@ class _Given:
     batch_size: int = BATCH_SIZE
     keep: int | str = PICTURES
     acceleration: bool = True
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,10 +179,11 @@ class _Plan:
     """All that is known before the first batch."""
 
     given: _Given
-    source: nn.Module | Path
+    name: str  # of the model
     run: Run
     identity: Identity
     worker: Worker
+    split: Split
     order: Column  # positions of the examples, as they are measured
     tally: Tally
 
@@ -195,7 +200,7 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     if isinstance(given.suite, Suite) and given.changes:
         raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
     suite = given.suite if isinstance(given.suite, Suite) else load_suite(given.suite, given.changes)
-    devices = _devices(source)
+    devices = _devices(source, given.device)
     network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
     built: dict[str, DataSet] = {}
     data = as_data(given.data, num_classes=partial(num_outputs, network), limit=given.limit)
@@ -203,7 +208,8 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
     n = _count(base, given.split, given.limit)
     check_fit(network, base)
     identity = identify(network, base, given.split)
-    run = create_run(home(source, given.folder), given.seed)
+    name = name_of(source, given.model)
+    run = create_run(home(source, name, identity.weights, given.folder), given.seed)
     _check_home(run, identity.weights)
     storage.remove_leftovers(run.folder)
     convert(run)
@@ -228,7 +234,7 @@ def _plan(given: _Given, *, shuffles: bool, launched: Launched | None = None) ->
             raise BastionError(f"{case.kind}.{case.base}.data: its class map is not the suite's; measure it by itself")
         _check_same_examples(case, getattr(worker.data(case), given.split), getattr(base, given.split), n)
     _check_aggregates(worker)
-    return _Plan(given, source, run, identity, worker, order, _tally(worker, order))
+    return _Plan(given, name, run, identity, worker, getattr(base, given.split), order, _tally(worker, order))
 
 
 def _tally(worker: Worker, order: Column) -> Tally:
@@ -253,11 +259,14 @@ def _execute(
         storage.check_writable(worker.store(worker.cases[number]).folder)
     devices = worker.job.devices
     count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
-    pace, done = Pace(_examples(tasks), _examples(todo)), 0
+    passes = {number: _passes(built) for number, built in enumerate(worker.built)}
+    pace, done = Pace(_examples(tasks), _examples(todo), passes), 0
     studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}  # that are not done yet
     silent = launched is not None and not launched.main
     if not silent:
         _tell_plans(worker, todo)
+        if todo:
+            warn_if_normalised_input_is_expected(worker.model.given, plan.split)
     name = shortened(_suite_name(plan.given.suite), SUITE)
     with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=silent) as advance:
 
@@ -271,7 +280,12 @@ def _execute(
             note = plan.tally.note(worker.cases[task.case].label, stops=limits.is_set)
             advance(note=note, done=pace.done(), left=pace.seconds_left())
 
-        work = Work(todo, stop, report, lambda: limits.time_is_up() or (not studies and limits.is_narrow()))
+        def moved(doing: Doing) -> None:
+            pace.moved(doing)
+            note = surviving(worker.cases[doing.case].label, doing.survivors, doing.of)
+            advance(note=note, done=pace.done(), left=pace.seconds_left())
+
+        work = Work(todo, stop, report, lambda: limits.time_is_up() or (not studies and limits.is_narrow()), moved)
         if launched:
             launched.run(worker, tasks, work)
         elif count > 1:
@@ -279,6 +293,12 @@ def _execute(
         else:
             in_this_process(worker, work)
     return done
+
+
+def _passes(built: Probe | Study) -> int:
+    """On an example, at most, as far as it is known."""
+    attack, described = getattr(built, "attack", None), built.describe() if isinstance(built, Probe) else None
+    return attack.passes(described.threat.norm) if isinstance(attack, Attack) and described and described.threat else 1
 
 
 def _tell_plans(worker: Worker, todo: list[Task]) -> None:
@@ -346,7 +366,7 @@ def _about(plan: _Plan, n: int) -> Measurement:
         )
     return Measurement(
         **environment(worker.job.seed),
-        model=name_of(plan.source),
+        model=plan.name,
         weights=plan.identity.weights,
         parameters=parameters(worker.model.given),
         category=getattr(worker.model.given, "category", None) or "",
@@ -371,9 +391,11 @@ def _suite_name(given: Given) -> str:
 
 
 def _source(model: nn.Module | str | Path) -> nn.Module | Path:
-    """The model itself, or the folder that each worker loads it from."""
+    """The model itself, or the folder or function that each worker loads it from."""
     if isinstance(model, nn.Module):
         return model
+    if is_function(model):
+        return Path(model)
     return locate(model) if timm_model_name(model) is None else load(model)
 
 
@@ -384,35 +406,41 @@ def _block_names(model: nn.Module) -> tuple[str, ...]:
         return ()
 
 
-def _devices(source: nn.Module | Path) -> tuple[str, ...]:
+def _devices(source: nn.Module | Path, wanted: str | None) -> tuple[str, ...]:
     """A model that was given stays where it is; one that is loaded may go to every GPU."""
     if isinstance(source, nn.Module):
-        return (str(device_of(source)),)
-    best = best_device()
-    return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count())) if best.type == "cuda" else ("cpu",)
+        own = device_of(source)
+        if wanted is not None and best_device(wanted).type != own.type:
+            raise BastionError(f"device: this model is on {own}, and stays there; move it first, with .to('{wanted}')")
+        return (str(own),)
+    best = best_device(wanted)
+    if best.type == "cuda" and best.index is None:
+        return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+    return (str(best),)
 
 
-def home(source: nn.Module | Path, folder: str | Path | None = None) -> Path:
+def home(source: nn.Module | Path, name: str, weights: str, folder: str | Path | None = None) -> Path:
     """The folder of the run that facts of this model go to."""
     if folder is not None:
         return Path(folder)
     if isinstance(source, Path) and _is_run(source.resolve()):
         return source.resolve().parent
-    weights = checkpoint.digest(source) if isinstance(source, nn.Module) else checkpoint.read_card(source).weights
-    name = re.sub(r"[^\w.-]+", "-", name_of(source))
-    return Path("runs") / f"{name}-{weights[:8]}"
+    return default_folder(name, weights)
 
 
 def _is_run(model_folder: Path) -> bool:
     return model_folder.name == "model" and (model_folder.parent / "provenance.json").is_file()
 
 
-def name_of(source: nn.Module | Path) -> str:
-    """What tables and reports call the model."""
-    if isinstance(source, nn.Module):
-        return type(source).__name__.lower()
-    folder = source.resolve()
-    return folder.parent.name if _is_run(folder) else folder.name
+def name_of(source: nn.Module | Path, given: nn.Module | str | Path) -> str:
+    """What tables and reports call the model: one that was built by name has that name."""
+    if isinstance(source, Path):
+        folder = source.resolve()
+        return folder.parent.name if _is_run(folder) else folder.name
+    if not isinstance(given, nn.Module):
+        return str(given)
+    spec = getattr(source, "spec", None)
+    return str(spec["name"]) if isinstance(spec, dict) and "name" in spec else type(source).__name__.lower()
 
 
 def _check_home(run: Run, weights: str) -> None:

@@ -130,6 +130,26 @@ class SanityWarning:
         return f"warning: {self.code} ({self.where})" + (f": {self.meaning}" if self.meaning else "")
 
 
+FEWEST = 20  # examples that say something of clean accuracy
+
+
+def accuracy_warnings(
+    label: str, right: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int
+) -> list[SanityWarning]:
+    """Of examples that say something about guessing: all of one class, or right no more often than by chance."""
+    n, wrong = len(right), int(len(right) - np.count_nonzero(right))
+    if len(np.unique(y)) == 1:
+        meaning = f"All examples are of class {int(y[0])}, so accuracy says little: shuffle the data, or take more."
+        return [SanityWarning("one-class", label, n, n, meaning)]
+    if n - wrong <= n / classes:
+        meaning = (
+            f"They are wrong: clean accuracy is no better than guessing among {classes} classes. Does the model expect "
+            "normalised images (bastion.wrap(model, mean=…, std=…)), or its classes in another order (`class_map`)?"
+        )
+        return [SanityWarning("at-chance", label, wrong, n, meaning)]
+    return []
+
+
 def is_check(column: str) -> bool:
     return COLUMN in column
 

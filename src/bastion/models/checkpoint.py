@@ -26,6 +26,7 @@ from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
 
 CARD = "card.json"
+OWN = "own"  # in the place of a model's name: a network of the user's, which no name builds
 # Largest change of a logit, relative to the largest logit. Other machines change 1e-6, TF32 1e-3; another number of
 # heads or another resize 1e-1.
 TOLERANCE = 1e-2
@@ -139,20 +140,39 @@ def read_card(folder: Path) -> Card:
         ) from error
 
 
-def load(folder: Path) -> Classifier:
-    """The classifier of a folder with weights and card, in eval mode. No code from the folder is executed."""
+def load(folder: Path, network: nn.Module | None = None) -> Classifier:
+    """The classifier of a folder with weights and card, in eval mode. No code from the folder is executed.
+
+    `network` is for weights of a network of the user's own: it gets them.
+    """
     folder = Path(folder)
     card = read_card(folder)
     path = weights_file(folder, card.weights)
     settings: dict[str, Any] = {"mean": card.mean, "std": card.std, "shape": card.shape, "resize": card.resize}
-    make = partial(build, card.model, **settings, path=f"{folder / CARD}: model")
-    _check_fits(card, make, path)
-    model = make().eval()
+    if card.model.get("name") == OWN:
+        model = _around(network, card, folder, settings).eval()
+        _check_tensors(model, _shapes(path), path)
+    elif network is not None:
+        raise BastionError(f"{folder}: a model that bastion builds by itself; load it without `network`")
+    else:
+        make = partial(build, card.model, **settings, path=f"{folder / CARD}: model")
+        _check_fits(card, make, path)
+        model = make().eval()
     model.load_state_dict(read_tensors(path))
     if digest(model) != card.weights:
         raise BastionError(f"{path}: damaged, or not the weights that the card tells of; get both again")
     _check_use(model, card, folder)
     return model
+
+
+def _around(network: nn.Module | None, card: Card, folder: Path, settings: Mapping[str, Any]) -> Classifier:
+    """The user's own network as the card says."""
+    if network is None:
+        raise BastionError(
+            f"{folder}: the weights of a network of your own ({card.model.get('class')}); make one, and load them into "
+            f"it in Python: bastion.load({str(folder)!r}, network=…)"
+        )
+    return Classifier(Backbone(network, len(card.logits[0]), card.shape), spec=card.model, **settings)
 
 
 def load_networks(folder: Path) -> dict[str, Tensor]:
@@ -181,6 +201,11 @@ def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
             raise BastionError(f"{where}: asks for images of {'×'.join(map(str, shape))}; that is out of bounds")
     if sum(buffer.numel() for buffer in model.buffers()) > LARGEST_BUFFERS:
         raise BastionError(f"{where}: model: its tables and masks would have more than {LARGEST_BUFFERS} numbers")
+    _check_tensors(model, stored, path)
+
+
+def _check_tensors(model: Classifier, stored: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Has the file just the tensors of the model?"""
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing, extra = sorted(own.keys() - stored.keys()), sorted(stored.keys() - own.keys())
     if missing or extra:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
+from bastion.listing import ZOO, zoo_names
 from bastion.models import Classifier, checkpoint
-
-ZOO = Path(__file__).parent.parent / "zoo"
-
-
-def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from bastion.models.wrap import wrap
+from bastion.registry import import_file
 
 
-def zoo_names() -> list[str]:
-    return sorted(f"zoo/{card.parent.relative_to(ZOO).as_posix()}" for card in ZOO.rglob(checkpoint.CARD))
+def best_device(wanted: str | None = None) -> torch.device:
+    """The one that is wanted, if it is there; else a GPU, if there is one."""
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=wanted)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BastionError(f"device: '{wanted}' cannot be used here ({reason}); such as cpu, cuda or cuda:1") from error
+    return torch.device(wanted)
 
 
 def locate(name: str | Path) -> Path:
@@ -41,14 +47,18 @@ def locate(name: str | Path) -> Path:
     )
 
 
-def load(name: str | Path) -> Classifier:
+def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
     """`bastion.load`: the classifier in eval mode.
 
     `name` is a run, a model folder, `zoo/NAME`, or a timm model with its weights: `timm/resnet18.a1_in1k`,
-    `hf-hub:timm/…`; `timm/resnet18:pretrained=false` has random weights.
+    `hf-hub:timm/…`; `timm/resnet18:pretrained=false` has random weights. `path.py:function` is the network that a
+    function in your own file returns.
+    Weights of a network of your own, which `bastion.train` stored, go into `network`.
     """
+    if is_function(name):
+        return _returned(*str(name).rsplit(":", 1))
     if (timm_name := timm_model_name(name)) is None:
-        return checkpoint.load(locate(name))
+        return checkpoint.load(locate(name), network)
     from bastion.models.timm import pretrained, untrained
 
     plain, option, _ = timm_name.partition(":pretrained=false")
@@ -61,3 +71,31 @@ def timm_model_name(name: str | Path) -> str | None:
     if Path(text).exists() or not text.startswith(("timm/", "hf-hub:")):
         return None
     return text.removeprefix("timm/")
+
+
+def is_function(name: str | Path) -> bool:
+    """Does it name a function in a file, `path.py:function`?"""
+    return str(name).rpartition(":")[0].endswith(".py")
+
+
+def _returned(file: str, function: str) -> Classifier:
+    """The network that a function of the user's makes: a `Classifier`, or one that takes pixels from 0 to 1."""
+    module = import_file(Path(file), f"bastion_models.{Path(file).stem}")
+    make = getattr(module, function, None)
+    if not callable(make):
+        known = [name for name, each in vars(module).items() if callable(each) and not name.startswith("_")]
+        raise BastionError(f"{file}: no function '{function}'{did_you_mean(function, known)}")
+    network = make()
+    if not isinstance(network, nn.Module):
+        raise BastionError(f"{file}:{function}: must return a torch.nn.Module, got {type(network).__name__}")
+    if isinstance(network, Classifier):
+        return network.eval()
+    return _wrapped(network.eval())
+
+
+def _wrapped(network: nn.Module) -> Classifier:
+    """For colour pictures, if it takes them, else for grey ones."""
+    try:
+        return wrap(network, mean=(0.0,) * 3, std=(1.0,) * 3)
+    except BastionError:
+        return wrap(network, mean=(0.0,), std=(1.0,))

@@ -25,12 +25,6 @@ class ModelStats(NamedTuple):
     attention: str  # what their attention is between; empty if no block has self-attention
     paper: str
 
-    def short(self) -> str:
-        """A line of `bastion list models`."""
-        size, maps = f"{self.shape[1]}×{self.shape[2]}", self.attention or "-"
-        cost = f"{self.parameters / 1e6:6.1f} M {self.macs / 1e9:5.2f} GMACs"
-        return f"{cost} {size:>7} {self.blocks:2} blocks {maps:<8} {self.paper.partition(',')[0]}"
-
 
 def count(spec: Mapping[str, Any] | str) -> ModelStats:
     """Count on torch's meta device, where tensors have shapes but no data."""

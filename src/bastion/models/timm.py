@@ -170,8 +170,3 @@ def _created(name: str, img_size: int | tuple[int, int] | None, options: dict[st
                 raise
     network = timm.create_model(name, **options)  # a convolutional network, which takes any size
     return network
-
-
-def timm_names(pattern: str = "*") -> list[str]:
-    """Names for `bastion list models`."""
-    return [f"timm/{name}" for name in timm.list_models(pattern.removeprefix("timm/"))]

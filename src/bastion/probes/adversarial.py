@@ -24,8 +24,8 @@ class Adversarial(Probe):
     Images that are misclassified without an attack are not attacked.
     """
 
-    threat: Threat
-    attack: Attack
+    threat: Threat  # the set that adversarial examples must lie in
+    attack: Attack  # that looks for them
 
     role = "attack"
     facts: ClassVar[Mapping[str, str]] = {

@@ -27,7 +27,10 @@ _WIDTHS = {"wide": 1080, "medium": 700, "narrow": 350}  # a chart is drawn for a
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
-    """Write the page about one or more run directories to `output`. The same facts give the same bytes."""
+    """Write the page about one or more runs to `output`. The same facts give the same bytes.
+
+    A run is its folder, or what was measured: `zoo/NAME`, `timm/NAME`, a model folder.
+    """
     page = render(tables.read_runs([runs] if isinstance(runs, str | Path) else runs))
     storage.write_text(Path(output), page)
     return Path(output)

@@ -13,11 +13,12 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
 from bastion.measuring.facts import Facts, MeasuredCase, Measurement, read_measurements
+from bastion.measuring.find import find_run
 from bastion.measuring.intervals import Estimate, estimate
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
-from bastion.run import Run, open_run
+from bastion.run import Run
 from bastion.suite import CORRECT, written
 
 CORRUPTIONS = "mean over corruptions"
@@ -166,7 +167,7 @@ class Comparison:
 
 def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
     """Each run once. Runs whose folders have the same name are told apart by their paths."""
-    runs = list({run.folder.resolve(): run for run in map(open_run, folders)}.values())
+    runs = list({run.folder.resolve(): run for run in map(find_run, folders)}.values())
     if not runs:
         raise BastionError("report: no run was given; give one or more run directories")
     for run in runs:

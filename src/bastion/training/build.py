@@ -10,16 +10,21 @@ from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
 from bastion.recipe import Recipe, Stats
 from bastion.settings import check_arguments
+from bastion.training.given import Given
 from bastion.training.objectives import objectives
 from bastion.types import DataSet, Objective, TrainingContext
 
+NOTHING = Given()
 
-def build_objective(recipe: Recipe) -> Objective:
+
+def build_objective(recipe: Recipe, given: Given = NOTHING) -> Objective:
     """The objective of a recipe; all else that the recipe names is checked too, before anything is loaded."""
-    datasets.check(recipe.data.plain(), "data")
+    if given.data is None:
+        datasets.check(recipe.data.plain(), "data")
     for number, extra in enumerate(recipe.extra):
         datasets.check(extra.data.plain(), f"extra.{number}.data")
-    model_families.check(recipe.model.plain(), "model")
+    if given.model is None:
+        model_families.check(recipe.model.plain(), "model")
     objective = objectives.build(recipe.objective.plain(), "objective")
     if recipe.validate_.attack is not None:
         attacks.build(recipe.validate_.attack.plain(), "validate.attack")

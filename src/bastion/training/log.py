@@ -1,19 +1,20 @@
-"""The training log: jsonl for bastion, TensorBoard for people who like it, a line for the progress bar."""
+"""The training log: jsonl for bastion, loggers for the tools that people like, a line for the progress bar."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from bastion import storage
+from bastion.errors import BastionError
 from bastion.progress import console
 from bastion.run import Run
+from bastion.training.loggers.tensorboard import TensorBoard
+from bastion.types import Logger
 
 
 def note(run: Run, step: int, message: str, *, quiet: bool = False, **more: Any) -> None:
@@ -26,12 +27,15 @@ def note(run: Run, step: int, message: str, *, quiet: bool = False, **more: Any)
 class Log:
     """`silent`: of several processes one keeps the log."""
 
-    def __init__(self, run: Run, step: int, *, silent: bool = False) -> None:
-        self.run = run
+    def __init__(
+        self, run: Run, step: int, recipe: Mapping[str, Any], loggers: Sequence[Logger], *, silent: bool = False
+    ) -> None:
+        self.run, self.silent, self.loggers = run, silent, [] if silent else loggers
         self.images = 0  # since the last record
         self.since = time.monotonic()
-        with self._disk_errors():
-            self.board = None if silent else SummaryWriter(str(run.tensorboard), purge_step=step or None)
+        for logger in self.loggers:
+            with self._errors_of(logger):
+                logger.open(run.folder, recipe, step)
 
     def __enter__(self) -> Log:
         self.hook, threading.excepthook = threading.excepthook, self._ignore_disk_errors
@@ -41,9 +45,9 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with suppress(OSError) if error else self._disk_errors():  # the first error is the one to tell
-                if self.board:
-                    self.board.close()
+            for logger in self.loggers:
+                with suppress(OSError) if error else self._errors_of(logger):  # the first error is the one to tell
+                    logger.close()
         finally:
             threading.excepthook = self.hook
 
@@ -62,11 +66,12 @@ class Log:
     def write_epoch(self, record: dict[str, Any], epochs: int) -> None:
         """Store an epoch's numbers, and say them in a line."""
         self.since = time.monotonic()
-        if not self.board:
+        if self.silent:
             return
         self._store("validation", {"kind": "epoch", **record})
-        with self._disk_errors():
-            self.board.flush()
+        for logger in self.loggers:
+            with self._errors_of(logger):
+                logger.flush()
         words = [f"{self.run.name}  epoch {record['epoch']}/{epochs}"]
         for name in ("clean", "robust"):
             if f"val_{name}" in record:
@@ -74,23 +79,28 @@ class Log:
         console.print("  ".join(words), markup=False)
 
     def _store(self, group: str, record: dict[str, Any]) -> None:
-        if not self.board:
+        if self.silent:
             return
         self.run.log(record)
-        with self._disk_errors():
-            for name, value in record.items():
-                if isinstance(value, float):
-                    self.board.add_scalar(f"{group}/{name}", value, record["step"])
+        numbers = {f"{group}/{name}": value for name, value in record.items() if isinstance(value, float)}
+        for logger in self.loggers:
+            with self._errors_of(logger):
+                logger.write(numbers, record["step"])
 
     def _ignore_disk_errors(self, failed: threading.ExceptHookArgs) -> None:
-        """The board writes in a thread, whose error the next call raises again: no need to print it, too."""
+        """TensorBoard writes in a thread, whose error the next call raises again: no need to print it, too."""
         if not isinstance(failed.exc_value, OSError):
             self.hook(failed)
 
     @contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """A full disk in a line."""
+    def _errors_of(self, logger: Logger) -> Iterator[None]:
+        """A full disk, or a server that cannot be reached, in a line."""
         try:
             yield
         except OSError as error:
-            raise storage.disk_error(self.run.tensorboard, error) from error
+            if isinstance(logger, TensorBoard):
+                raise storage.disk_error(self.run.tensorboard, error) from error
+            raise BastionError(
+                f"the logger {type(logger).__name__} failed: {error}; go on with --resume, and without it if need be: "
+                "`loggers` may change"
+            ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,16 @@ class Selection:
         if settings.when == "epochs":
             log.write_epoch(record, self.recipe.schedule.epochs)
         elif last:
-            self.validate_saved(log)
+            self.validate_saved(model, log)
 
-    def validate_saved(self, log: Log) -> None:
+    def validate_saved(self, like: Classifier, log: Log) -> None:
         """After training, validate the saved models of all epochs."""
         self.processes.barrier()
         if self.processes.main:
             self.run.rewind_log(0, "epoch")  # of an earlier validation that was stopped
         self.best = -1.0
         for folder in sorted(self.run.epochs.iterdir()):
-            model = checkpoint.load(folder).to(self.processes.device)
+            model = _loaded(folder, like).to(self.processes.device)
             known = checkpoint.read_card(folder).about
             record = {"step": known["step"], "epoch": known["epoch"], **self.validate(model)}
             self.maybe_keep(model, record, checkpoint.load_networks(folder))
@@ -99,7 +100,7 @@ class Selection:
     def replace_lost(self, model: Classifier, step: int, log: Log) -> None:
         """After the last step: if the run's model, or a network trained beside it, is missing or damaged, save the last
         epoch's model instead."""
-        if self.processes.on_main(self._is_whole):
+        if self.processes.on_main(lambda: self._is_whole(model)):
             return
         if self.processes.main:
             self.run.rewind_log(step - 1, "epoch")
@@ -109,9 +110,9 @@ class Selection:
         self.best = -1.0
         self.end_epoch(model, step, self.recipe.schedule.epochs, log)
 
-    def _is_whole(self) -> bool:
+    def _is_whole(self, like: Classifier) -> bool:
         try:
-            checkpoint.load(self.run.model)
+            _loaded(self.run.model, like)
             checkpoint.load_networks(self.run.model)
         except BastionError:
             return False
@@ -141,6 +142,12 @@ class Selection:
                     counts[0] += int((~misclassified(predict(model, batch), batch.y)).sum())
         clean, robust = (count / len(split) for count in shared.sum(counts))
         return {"clean": clean, "robust": robust} if self.attack else {"clean": clean}
+
+
+def _loaded(folder: Path, like: Classifier) -> Classifier:
+    """A stored model; a network of the user's own can only be had by copying one."""
+    own = like.spec is not None and like.spec.get("name") == checkpoint.OWN
+    return checkpoint.load(folder, copy.deepcopy(like.network) if own else None)
 
 
 def limited(split: Split, limit: int | None) -> Split:

@@ -7,7 +7,7 @@ that is stopped at any step and resumed ends with the same bits as an uninterrup
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,42 +28,66 @@ from bastion.models import Classifier, checkpoint
 from bastion.models.adapt import transfer
 from bastion.models.load import best_device, load, locate
 from bastion.progress import Advance, bar
-from bastion.recipe import Recipe, load_recipe
+from bastion.recipe import Recipe
+from bastion.recipe_files import Changes
 from bastion.run import Run, begin_training
 from bastion.signals import StopRequest, stoppable
-from bastion.training.build import build_model, build_objective, set_up_objective
+from bastion.training.build import NOTHING, build_model, build_objective, set_up_objective
 from bastion.training.checkpoints import restore_checkpoint, save_checkpoint
 from bastion.training.distributed import Processes, join_processes, launcher
+from bastion.training.given import Given, Name, recipe_for
 from bastion.training.log import Log, note
+from bastion.training.loggers import loggers
 from bastion.training.loss import StepLoss, concatenated, mean_losses
 from bastion.training.optim import make_optimizer
 from bastion.training.perturb import perturbed, quiet_norms
 from bastion.training.schedules import set_rate
 from bastion.training.selection import Selection, limited
 from bastion.training.sync_batchnorm import convert_batchnorms
-from bastion.types import Batch, DataSet, Losses, Prepared, TrainingContext
+from bastion.types import Batch, DataSet, Losses, Objective, Prepared, TrainingContext
 
 
 def train(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     *,
-    changes: tuple[str, ...] = (),
+    model: nn.Module | Name | None = None,
+    data: Any = None,
+    objective: Objective | Name | None = None,
+    epochs: int | None = None,
+    changes: Changes = (),
     folder: str | Path | None = None,
     resume: bool = False,
+    device: str | None = None,
 ) -> Run:
-    """Train a recipe in a run directory; by default `runs/NAME-HASH`."""
-    if isinstance(recipe, Recipe) and changes:
-        raise BastionError("train: `changes` apply to a recipe given by name; change the Recipe object itself instead")
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, changes)
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    run = Run(Path(folder) if folder else Path("runs") / f"{name}-{chosen.hash()[:8]}")
-    with join_processes(best_device()) as processes, ExitStack() as stack:
-        trainer = Trainer(chosen, run, processes)  # builds and checks everything, writes nothing
+    """Train a recipe in a run directory; by default `runs/NAME-HASH`.
+
+    `model`, `data`, `objective` and `epochs` take the place of the recipe's; with a model and data no recipe is needed.
+    A network of your own takes pixels in [0, 1]; it is trained in place, and ends with the weights that are stored.
+    `data` is `(x, y)`, a torch Dataset or DataLoader, some of whose images are held out to validate with, or a name.
+    """
+    parts: dict[str, Any] = {"model": model, "data": data, "objective": objective, "epochs": epochs}
+    chosen, given = recipe_for(recipe, changes, **parts)
+    run = Run(Path(folder) if folder else Path("runs") / f"{_name(recipe, model)}-{chosen.hash()[:8]}")
+    before = None if given.model is None else given.model.mean.device
+    with join_processes(best_device(device)) as processes, ExitStack() as stack:
+        trainer = Trainer(chosen, run, processes, given)  # builds and checks everything, writes nothing
         processes.on_main(lambda: _claim(run, chosen, resume, stack))
         with stoppable() as stop:
             trainer.start()
             trainer.fit(stop)
+        if given.model is not None:
+            processes.barrier()
+            kept = checkpoint.load(run.model, given.model.network if given.is_own else None)
+            given.model.load_state_dict(kept.state_dict())
+            given.model.to(before).eval()
     return run
+
+
+def _name(recipe: Any, model: Any) -> str:
+    """What a run is called after."""
+    if isinstance(recipe, str | Path):
+        return Path(recipe).stem
+    return type(model).__name__.lower() if isinstance(model, nn.Module) else "run"
 
 
 def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
@@ -81,8 +105,8 @@ def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
 class Trainer:
     """The parts of a training run, and the loop."""
 
-    def __init__(self, recipe: Recipe, run: Run, processes: Processes) -> None:
-        self.recipe, self.run, self.processes = recipe, run, processes
+    def __init__(self, recipe: Recipe, run: Run, processes: Processes, given: Given = NOTHING) -> None:
+        self.recipe, self.run, self.processes, self.given = recipe, run, processes, given
         self.device = processes.device
         share = processes.share(recipe.batch)
         if share % recipe.accumulate:
@@ -91,12 +115,12 @@ class Trainer:
             )
         if recipe.init and not any(run.checkpoints.glob("*.safetensors")):
             locate(recipe.init.from_)
-        self.objective = build_objective(recipe)
-        self.data: DataSet = datasets.build(recipe.data.plain(), "data")
+        self.objective = build_objective(recipe, given)
+        self.data: DataSet = given.data or datasets.build(recipe.data.plain(), "data")
         extra = build_extra(recipe.extra, self.data)
         split = limited(self.data.train, recipe.train_limit)
         self.pool = Pool(split, [(each.train, said.share) for each, said in zip(extra, recipe.extra, strict=True)])
-        self.model = build_model(recipe, self.data).to(self.device)
+        self.model = (given.model or build_model(recipe, self.data)).to(self.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         set_up_objective(self.objective, TrainingContext(self.model, self.data, recipe))
@@ -121,6 +145,7 @@ class Trainer:
             "data": "+".join(each.fingerprint for each in (self.data, *extra)),
             "steps_per_epoch": self.steps_per_epoch,
         }
+        self.loggers = [loggers.build(spec.plain(), f"loggers.{number}") for number, spec in enumerate(recipe.loggers)]
         self.waited = 0.0  # seconds spent waiting for batches since they were last logged
         self.step = 0  # number of steps done
 
@@ -130,6 +155,7 @@ class Trainer:
             "optimizer.perturb": self.recipe.optimizer.perturb,
             "optimizer.l1": self.recipe.optimizer.l1,
             "an objective with networks of its own": self.objective.networks is not None,
+            "a network that was given as an object": self.given.model is not None,
         }
         if wrong := [name for name, value in asked.items() if value]:
             raise BastionError(f"parallel: fsdp does not go with {' and '.join(wrong)}; leave it out, or use ddp")
@@ -146,7 +172,8 @@ class Trainer:
     def fit(self, stop: StopRequest) -> None:
         """Train from the current step to the end of the recipe."""
         saved = time.monotonic()
-        with Log(self.run, self.step, silent=not self.processes.main) as log, self.bar() as advance:
+        logged = self.recipe.resolved(), self.loggers
+        with Log(self.run, self.step, *logged, silent=not self.processes.main) as log, self.bar() as advance:
             for batch in self.batches():
                 prepared, losses, norms = self.train_step(batch)
                 self.step += 1

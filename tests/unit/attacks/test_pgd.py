@@ -319,3 +319,9 @@ def test_dlr_falls_back_to_the_margin_where_there_are_too_few_classes(classes: i
         x = PGD(loss="dlr", targets=1)(model, batch, Threat("linf", 0.01), seed=0)
     assert torch.equal(x, PGD(loss="margin", targets=1)(model, batch, Threat("linf", 0.01), seed=0))
     assert "few-classes" in notes.notices
+
+
+def test_a_number_of_steps_given_as_their_length_is_told(make_linear: MakeLinear) -> None:
+    model, batch = make_linear()
+    with pytest.raises(BastionError, match="pgd.step: the length of a step.*For 10 steps, set `steps`"):
+        PGD(step=10)(model, batch, Threat("linf", 0.1), seed=0)

@@ -118,6 +118,19 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
         build(tmp_path).test.batch([0])
 
 
+def test_broken_pictures_may_be_skipped_and_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pictures(tmp_path, ("a", "b"), 5)
+    whole = build(tmp_path, on_error="skip")
+    assert capsys.readouterr().err == "" and whole.fingerprint == build(tmp_path).fingerprint
+    path = tmp_path / "b" / "003.png"
+    path.write_bytes(path.read_bytes()[:40])
+    data = build(tmp_path, on_error="skip")
+    assert capsys.readouterr().err == "skipped 1 pictures that cannot be read: b/003.png\n"
+    kept, all_ = ([len(getattr(each, name)) for name in ("train", "val", "test")] for each in (data, whole))
+    assert sum(kept) == sum(all_) - 1 and all(a - b in (0, 1) for a, b in zip(all_, kept, strict=True))
+    assert data.fingerprint != build(tmp_path).fingerprint
+
+
 def test_the_fingerprint_follows_names_sizes_and_the_view(tmp_path: Path) -> None:
     write_pictures(tmp_path, CLASSES, 5)
     seen = {build(tmp_path).fingerprint, build(tmp_path).fingerprint}

@@ -232,14 +232,16 @@ def test_facts_of_earlier_weights_are_not_compared(measured: Measured) -> None:
 def test_a_zoo_model_is_found_where_measuring_puts_its_facts(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bastion.measuring.runner import home
+    from bastion.measuring.find import default_folder
+    from bastion.models.checkpoint import read_card
     from bastion.models.load import locate
 
     monkeypatch.chdir(tmp_path)
     a = measured("a", clean=[1, 0, 1])
     with pytest.raises(BastionError, match="zoo/cifar10-linf-vit: not measured yet; run `bastion measure zoo/"):
         compare("a", "zoo/cifar10-linf-vit")
-    measured(home(locate("zoo/cifar10-linf-vit")).as_posix(), clean=[1, 1, 1], model="vit")
+    weights = read_card(locate("zoo/cifar10-linf-vit")).weights
+    measured(default_folder("cifar10-linf-vit", weights).as_posix(), clean=[1, 1, 1], model="vit")
     assert compare("a", "zoo/cifar10-linf-vit").rows == compare_facts([a, *_all(tmp_path / "runs")]).rows
 
 

@@ -13,7 +13,7 @@ from tests.unit.measuring.test_runner import SUITE
 from bastion import BastionError
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.intervals import wilson
-from bastion.measuring.order import NOTE, Limits, Pace, Tally, shuffled
+from bastion.measuring.order import NOTE, Doing, Limits, Pace, Tally, shuffled, surviving
 from bastion.measuring.runner import measure, measure_shard
 from bastion.measuring.sampling import confidence_sequence
 from bastion.models import Classifier
@@ -69,8 +69,10 @@ def test_the_time_that_is_left_is_told_by_the_cost_of_each_probe(monkeypatch: py
     monkeypatch.setattr("bastion.measuring.order.time.monotonic", lambda: now[0])
     pace = Pace({0: 200, 1: 200}, {0: 100, 1: 200})
     assert pace.done() == 0.25  # nothing is known of what they cost
-    pace.add(0, 50, 50.0)
     assert pace.seconds_left() == math.inf
+    pace.add(0, 50, 50.0)
+    now[0] = 50.0
+    assert pace.seconds_left() == 50 + 200  # as if both cost the same
     pace.add(1, 50, 4950.0)
     now[0] = 2500.0
     assert pace.done() == pytest.approx((150 + 99 * 50) / (200 + 99 * 200))
@@ -78,6 +80,22 @@ def test_the_time_that_is_left_is_told_by_the_cost_of_each_probe(monkeypatch: py
     pace.add(1, 150, None)  # another job's
     pace.add(0, 50, 50.0)
     assert (pace.done(), pace.seconds_left()) == (1, 0)
+
+
+def test_the_eta_moves_within_a_batch_and_knows_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("bastion.measuring.order.time.monotonic", lambda: now[0])
+    pace = Pace({0: 100, 1: 100}, {0: 100, 1: 100}, {1: 50})
+    pace.moved(Doing(worker=0, case=0, examples=10, of=40, survivors=9, seconds=2.0))
+    now[0] = 2.0
+    assert pace.done() == pytest.approx(10 / (100 + 50 * 100))
+    assert pace.seconds_left() == pytest.approx(0.2 * 90 + 50 * 0.2 * 100)
+    pace.add(0, 100, 20.0)
+    now[0] = 20.0
+    for share in (0.25, 0.5):  # of the attack on a batch of 40
+        pace.moved(Doing(0, 1, share * 40, 40, 30, share * 100.0))
+        assert pace.seconds_left() == pytest.approx((100 - share * 40) * 2.5 * now[0] / (20 + share * 100))
+    assert surviving("autoattack eps=8/255", 9, 128) == "autoattack 8/255: 9 of 128 survive"
 
 
 def test_a_bar_tells_how_many_are_right_and_an_interval_that_holds_if_one_may_stop() -> None:

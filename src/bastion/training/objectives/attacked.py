@@ -20,11 +20,11 @@ class Attacked(Objective):
     `eps_warmup`: the radius grows linearly from 0 over this many epochs (Debenedetti et al. 2023).
     """
 
-    threat: Threat
-    attack: Attack
-    eps_warmup: NotNegative = 0.0
-    attack_mode: Literal["eval", "train"] = "eval"
-    label_smoothing: Smoothing = 0.0
+    threat: Threat  # trained against
+    attack: Attack  # the inner maximisation
+    eps_warmup: NotNegative = 0.0  # epochs over which the radius grows from 0
+    attack_mode: Literal["eval", "train"] = "eval"  # of the model, while it is attacked
+    label_smoothing: Smoothing = 0.0  # of the cross-entropy
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
         threat = self.threat.scaled(min(1.0, progress / self.eps_warmup) if self.eps_warmup else 1.0)

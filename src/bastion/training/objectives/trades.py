@@ -25,7 +25,7 @@ class Trades(Attacked):
 
     threat: Threat = THREAT
     attack: Attack = ATTACK
-    beta: NotNegative = 6.0
+    beta: NotNegative = 6.0  # weight of the divergence
 
     def __post_init__(self) -> None:
         loss = getattr(self.attack, "loss", "kl")  # a user's own attack may have no such setting

@@ -1,0 +1,40 @@
+"""What people get wrong most often with a model of their own, told before hours are spent."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from bastion import forward, rng
+from bastion.forward import in_mode, misclassified
+from bastion.measuring.identity import device_of
+from bastion.models import Classifier
+from bastion.models.normalisations import NORMALISATIONS
+from bastion.types import Split
+
+LOOKED_AT = 16  # images
+GAINED = 5  # of them, and none lost: by chance that is one case in 32
+
+
+def warn_if_normalised_input_is_expected(model: nn.Module, split: Split) -> None:
+    """A network that is better on normalised images, and worse on none, was trained with them."""
+    batch = split.batch(range(min(LOOKED_AT, len(split)))).to(device_of(model))
+    if isinstance(model, Classifier) or batch.x.shape[1] != 3:
+        return
+    usual = "imagenet" if batch.x.shape[2] > 64 else "cifar10"
+    mean, std = (torch.tensor(each).view(3, 1, 1).to(batch.x) for each in NORMALISATIONS[usual])
+
+    def right(x: Tensor) -> Tensor:
+        return ~misclassified(forward.logits(model, x, batch.y), batch.y)
+
+    with torch.no_grad(), in_mode(model, training=False), rng.preserved():
+        before, after = right(batch.x), right((batch.x - mean) / std)
+    if int((after & ~before).sum()) >= GAINED and not (before & ~after).any():
+        warnings.warn(
+            f"of {len(batch.x)} images the model gets {int(before.sum())} right, and {int(after.sum())} if they are "
+            f"normalised: it seems to expect that. Measure bastion.wrap(model, normalize='{usual}'), or with the mean "
+            "and std that it was trained with",
+            stacklevel=2,
+        )

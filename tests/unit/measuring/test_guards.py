@@ -1,0 +1,66 @@
+"""What people get wrong most often is told, and what is right is not doubted."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bastion
+from bastion.data.given import from_tensors
+from bastion.measuring.guards import warn_if_normalised_input_is_expected
+from bastion.measuring.sanity import accuracy_warnings
+
+
+class Brightness(nn.Module):
+    """Is a picture brighter than the mean? Of pixels from 0 to 1, or of normalised ones."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        brightness = x.mean((1, 2, 3)) - self.threshold
+        return torch.stack([-brightness, brightness], 1)
+
+
+@pytest.fixture
+def images() -> tuple[Tensor, Tensor]:
+    y = torch.arange(16) % 2
+    return 0.3 + 0.3 * y.view(-1, 1, 1, 1).expand(16, 3, 8, 8).clone(), y
+
+
+def test_a_network_that_expects_normalised_images_is_told(images: tuple[Tensor, Tensor]) -> None:
+    split = from_tensors(*images).test
+    with pytest.warns(UserWarning, match="gets 8 right, and 16 if they are normalised.*normalize=.cifar10."):
+        warn_if_normalised_input_is_expected(Brightness(0.0), split)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_normalised_input_is_expected(Brightness(0.45), split)
+        warn_if_normalised_input_is_expected(bastion.wrap(Brightness(0.0), normalize="cifar10", shape=(3, 8, 8)), split)
+
+
+@pytest.mark.parametrize(
+    ("right", "labels", "code"),
+    [(2, 10, "at-chance"), (3, 10, None), (20, 1, "one-class"), (0, 1, "one-class")],
+)
+def test_accuracies_that_say_nothing_are_doubted(right: int, labels: int, code: str | None) -> None:
+    """Of 20 examples in ten classes two are right by chance."""
+    found = accuracy_warnings("clean", np.arange(20) < right, np.arange(20) % labels, 10)
+    assert [each.code for each in found] == ([code] if code else [])
+
+
+def test_a_network_typed_into_a_notebook_is_refused_by_workers_in_a_line(
+    images: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    typed = type("Typed", (Brightness,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Typed", typed, raising=False)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    suite = {"probes": {"clean": "accuracy"}}
+    with pytest.raises(bastion.BastionError, match="Typed is defined in a notebook .* or use workers=1"):
+        bastion.measure(typed(0.45), images, suite, workers=2, batch_size=4, folder=tmp_path / "run")
