@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup demo test test-fast test-slow lint clean
+.PHONY: setup demo test test-fast test-slow torture lint clean
 
 setup: .venv/ready
 
@@ -27,6 +27,15 @@ test-fast: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Faults at random moments and at every file call, for so many minutes; the same command goes on where it was stopped.
+# Then every kind of file of a run is damaged, and input is mutated. See docs/reliability.md.
+MINUTES ?= 20
+SEED ?= 0
+torture: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.matrix --seed $(SEED)
+	test ! -f tests/torture/fuzz.py || OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.fuzz --count 10000 --seed $(SEED)
 
 lint: setup
 	$(BIN)/ruff check .

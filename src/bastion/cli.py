@@ -551,5 +551,8 @@ def main() -> None:
     except BastionError as error:
         stderr.print(f"error: {error}", soft_wrap=True, markup=False)
         sys.exit(1)
+    except OSError as error:  # of the surroundings, where nobody expected one
+        stderr.print(f"error: {error.filename or 'system'}: {error.strerror or error}", soft_wrap=True, markup=False)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -24,7 +24,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -142,6 +142,7 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """All records of the log."""
+        known = self._steps_known()  # first: while somebody trains, the log grows before there is a checkpoint of it
         try:
             *lines, last = self.log_file.read_text(errors="replace").split("\n")
         except FileNotFoundError:
@@ -157,7 +158,31 @@ class Run:
                 f"{self.log_file}: line {records.index(None) + 1} is damaged, edited or of another run: its checksum "
                 "does not match; restore the file, or remove it to go on without"
             )
-        return [record for record in records if record is not None and {"kind", "step"} <= record.keys()]
+        kept = [record for record in records if record is not None and {"kind", "step"} <= record.keys()]
+        if (steps := sum(record["kind"] == "step" for record in kept)) < known:
+            raise BastionError(
+                f"{self.log_file}: its end is lost: it has {steps} steps, and had {known} when the last checkpoint was "
+                "stored; restore the file, or remove it to go on without"
+            )
+        return kept
+
+    def _steps_known(self) -> int:
+        """How many steps the log had when the newest checkpoint was stored; 0 if none says so."""
+        for path in sorted(self.checkpoints.glob("step-*.safetensors"), reverse=True):
+            with suppress(BastionError, OSError, LookupError, TypeError, ValueError):  # damaged, or gone by now
+                header = json.loads(storage.read_metadata(path)["state"].partition(" ")[2])
+                return int(dict(header["content"]["dict"]).get("logged", 0))
+        return 0
+
+    def steps_logged(self) -> int:
+        """How many steps the log has, all of them on the disk from here on: for a checkpoint to remember."""
+        try:
+            storage.sync(self.log_file)
+            return self.log_file.read_bytes().count(b'{"kind": "step"')
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise storage.disk_error(self.log_file, error) from error
 
     def rewind_log(self, step: int, kind: str | None = None) -> None:
         """Forget what was logged after `step`, or only what is of this kind; it will be logged anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -35,9 +36,9 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise disk_error(path, error) from error
     finally:
@@ -45,12 +46,12 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, pattern: str = "**/.*.tmp") -> None:
     """Delete temporary files that processes of this machine left when they were killed; never a living one's."""
-    for path in folder.rglob(".*.tmp"):
-        writer = _TEMPORARY.fullmatch(path.name)
-        if writer and not _is_alive(int(writer[1])):
-            with suppress(OSError):  # in a folder that can only be read
+    with suppress(OSError):  # in a folder that can only be read, or not even that
+        for path in folder.glob(pattern):
+            writer = _TEMPORARY.fullmatch(path.name)
+            if writer and not _is_alive(int(writer[1])):
                 path.unlink()
 
 
@@ -64,7 +65,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when the file, or the list of a folder's files, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -96,6 +98,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
+    remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp")
     write_bytes(path, content.encode())
 
 
@@ -162,6 +165,12 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Array
     if not whole:
         raise BastionError(f"{path}: corrupt: its bytes do not match its SHA-256; remove it and make it again")
     return arrays, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Of a safetensors file, unchecked."""
+    with _opened(path) as file:
+        return file.metadata() or {}
 
 
 def array_names(path: Path) -> list[str]:

@@ -14,6 +14,7 @@ from bastion import BastionError, storage
 from bastion.recipe import Recipe
 from bastion.recipe_yaml import dump
 from bastion.run import Run, begin_training, create_run, environment
+from bastion.training.checkpoints import write_state
 
 RECIPE = Recipe.model_validate({"data": "cifar10-mini", "model": "vit/micro", "objective": "standard"})
 
@@ -85,6 +86,24 @@ def test_a_line_that_a_crash_cut_off_is_skipped(tmp_path: Path) -> None:
         assert run.history() == history[:2], end
     run.log_file.write_bytes(content[:-1])  # only the end of the line is missing
     assert run.history() == history
+
+
+def test_a_log_whose_end_is_lost_is_noticed(tmp_path: Path) -> None:
+    """By the checkpoint that was stored after it: a shorter log is whole in itself."""
+    run = _run(tmp_path / "run")
+    write_state(run.checkpoints / "step-000000002.safetensors", {"logged": 1})
+    write_state(run.checkpoints / "step-000000003.safetensors", {"logged": run.steps_logged()})
+    lines = run.log_file.read_text().splitlines(keepends=True)
+    assert len(run.history()) == run.steps_logged() == 3
+    for damaged in ("", lines[0], lines[0] + lines[1] + lines[2][:9], "\0" * 300):
+        run.log_file.write_text(damaged)
+        with pytest.raises(BastionError, match=r"log.jsonl: its end is lost: it has \d steps, and had 3 when the last"):
+            run.history()
+    run.log_file.unlink()
+    assert run.history() == []
+    run.log_file.write_text(lines[0])
+    (run.checkpoints / "step-000000003.safetensors").write_bytes(b"damaged")
+    assert len(run.history()) == 1  # as the one before knows it
 
 
 def test_rewinding_forgets_what_came_later(tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_a_killed_writer_left_beside_a_page_goes_with_the_next_one(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [f".{name}.{storage._HOST}-{pid}-0123abcd.tmp" for name in ("a[1].html", "b.html") for pid in (gone.pid, 1)]
+    for name in left:
+        (tmp_path / name).write_text("half")
+    storage.write_text(tmp_path / "a[1].html", "page")
+    assert {path.name for path in tmp_path.iterdir()} == {"a[1].html", *left[1:]}  # others' and living ones' stay
+
+
 def test_writing_where_one_may_not_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BastionError, match="cannot be written"):

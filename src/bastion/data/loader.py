@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -87,7 +88,7 @@ class _Deck:
 
     def __init__(self, positions: range, seed: int, name: str) -> None:
         self.positions, self.seed, self.name = positions, seed, name
-        self.order: list[int] = []
+        self.order = np.zeros(0, np.int64)
         self.turn = -1
 
     def deal(self, start: int, count: int, repeats: int) -> Iterator[tuple[int, int, int]]:
@@ -97,8 +98,8 @@ class _Deck:
             turn, place = divmod(card, len(self.positions))
             if turn != self.turn:
                 order = rng.permutation(self.seed, f"{self.name} {turn}", len(self.positions))
-                self.order, self.turn = order.tolist(), turn
-            yield self.positions[self.order[place]], turn, copy
+                self.order, self.turn = order.numpy(), turn
+            yield self.positions[int(self.order[place])], turn, copy
 
 
 class _Order:

@@ -325,9 +325,9 @@ class Launched:
 
 def _packed(task: Task, right: Column | None, seconds: float) -> str:
     """What was done of a task, which may be less than another process had left to do."""
-    return json.dumps([task.positions, None if right is None else right.tolist(), seconds])
+    return json.dumps([task.positions.tolist(), None if right is None else right.tolist(), seconds])
 
 
 def _unpacked(task: Task, text: str) -> tuple[Task, Column | None, float]:
     positions, right, seconds = json.loads(text)
-    return task._replace(positions=positions), None if right is None else np.array(right), seconds
+    return task._replace(positions=np.array(positions)), None if right is None else np.array(right), seconds

@@ -40,7 +40,7 @@ RESERVED = {POSITION, ORIGIN, "index", "label"}
 class Task(NamedTuple):
     case: int  # its number
     batch: int  # its number in the order of examples; the part of a study
-    positions: list[int]  # of examples, ascending; the part of a study
+    positions: Column  # of examples, ascending; the part of a study
 
     @property
     def key(self) -> str:
@@ -144,29 +144,28 @@ class Worker:
             for kind in ("studies", "probes")
         }
         studies = [
-            Task(number, part, [part])
+            Task(number, part, np.array([part]))
             for number in by_kind["studies"]
             for part in range(self.parts(self.cases[number]))
         ]
-        probes = [task for number in by_kind["probes"] for task in self._batches(number, order)]
+        cut: dict[int, list[Column]] = {}  # by batch size, and so once for all probes: a million examples take 8 MB
+        probes = [task for number in by_kind["probes"] for task in self._batches(number, order, cut)]
         return studies + sorted(probes, key=lambda task: (task.batch, task.case))
 
-    def _batches(self, number: int, order: Column) -> list[Task]:
+    def _batches(self, number: int, order: Column, cut: dict[int, list[Column]]) -> list[Task]:
         """Of one probe. The number of a batch is that of the first usual one in it."""
         built, usual = self.built[number], self.job.batch_size
         room = MOST_BYTES // (4 * usual * math.prod(self.data(self.cases[number]).shape))
         size = usual * max(1, min(built.batches, room)) if isinstance(built, Probe) else usual
-        starts = range(0, len(order), size)
-        return [Task(number, start // usual, sorted(order[start : start + size].tolist())) for start in starts]
+        if size not in cut:
+            cut[size] = [np.sort(order[start : start + size]) for start in range(0, len(order), size)]
+        return [Task(number, place * size // usual, positions) for place, positions in enumerate(cut[size])]
 
     def open_tasks(self, tasks: Iterable[Task]) -> list[Task]:
         """Those of them that are not stored yet, or what is left of them."""
-        stored = {number: set(store.stored([])[POSITION].tolist()) for number, store in enumerate(self._stores)}
-        left = [
-            task._replace(positions=[each for each in task.positions if each not in stored[task.case]])
-            for task in tasks
-        ]
-        return [task for task in left if task.positions]
+        stored = {number: store.stored([])[POSITION] for number, store in enumerate(self._stores)}
+        left = [task._replace(positions=_without(task.positions, stored[task.case])) for task in tasks]
+        return [task for task in left if len(task.positions)]
 
     def right(self, task: Task) -> Column | None:
         """What is stored of a task, as it was returned when it was done."""
@@ -175,7 +174,7 @@ class Worker:
 
     def __call__(self, task: Task) -> Column | None:
         """Measure and store; returns what is right, if it is a probe that says so."""
-        number, _, positions = task
+        number, positions = task.case, task.positions.tolist()
         case, built = self.cases[number], self.built[number]
         model = self.model_for(case)
         with in_mode(model, training=False), rng.preserved():
@@ -213,6 +212,15 @@ class Worker:
         if pictures:
             pictures[POSITION] = torch.tensor(positions)[shown]
         return {"index": batch.index, "label": batch.y, **facts}, pictures
+
+
+def _without(positions: Column, stored: Column) -> Column:
+    """Both ascend."""
+    if not len(stored):
+        return positions
+    places = np.searchsorted(stored, positions).clip(max=len(stored) - 1)
+    left: Column = positions[stored[places] != positions]
+    return left
 
 
 def build_case(case: Case) -> Probe | Study:

@@ -108,6 +108,7 @@ def save(
     files = {weights_file(folder, card.weights): state}
     if networks and card.networks:
         files[weights_file(folder, card.networks)] = dict(networks)
+    storage.remove_leftovers(folder)
     for path, tensors in files.items():
         plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         storage.write_bytes(path, encode(plain))

@@ -50,6 +50,7 @@ def save_checkpoint(trainer: Trainer) -> None:
         "of": trainer.identity,
         "computed": _computed(trainer),
         "step": trainer.step,
+        "logged": trainer.run.steps_logged(),
         "best": trainer.selection.best,
         "model": model,
         "optimizer": optimizer,

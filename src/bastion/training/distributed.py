@@ -137,5 +137,18 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
-    yield Processes(dist.get_rank(), dist.get_world_size(), device)
-    dist.barrier()  # no process leaves while another still waits for it
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        dist.barrier()  # no process leaves while another still waits for it
+    except RuntimeError as error:
+        if not _is_of_a_lost_process(error):
+            raise
+        raise BastionError(
+            "train: another process of this training has ended, and the others cannot go on without it; what it said "
+            "before tells why. Go on with the same command and --resume"
+        ) from error
+
+
+def _is_of_a_lost_process(error: RuntimeError) -> bool:
+    """gloo has no error class of its own, but names its source file; NCCL's and the store's are kinds of DistError."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -107,11 +107,26 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
     plain = Worker.__call__
 
     def noted(self: Worker, task: Task) -> Any:
-        batches.append((self.cases[task.case].label, task.positions))
+        batches.append((self.cases[task.case].label, task.positions.tolist()))
         return plain(self, task)
 
     monkeypatch.setattr(Worker, "__call__", noted)
     return batches
+
+
+def test_probes_share_their_positions(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million images take 8 MB, however many probes there are."""
+    plain, seen = Worker.open_tasks, list[tuple[list[Task], list[Task]]]()
+
+    def noted(self: Worker, tasks: list[Task]) -> list[Task]:
+        seen.append((tasks, plain(self, tasks)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Worker, "open_tasks", noted)
+    ask(limit=32)
+    tasks, still_open = seen[0]
+    assert [task.key for task in tasks] == ["0/0", "1/0", "0/1", "1/1"]
+    assert len({id(task.positions) for task in (*tasks, *still_open)}) == 2
 
 
 def test_what_is_stored_is_not_measured_again(ask: Any, tmp_path: Path, measured: list[Any]) -> None:

@@ -1,0 +1,231 @@
+"""Every kind of file of a run × every damage: detected in one line, or without effect on any number.
+
+    python -m tests.torture.matrix --flips 100 --seed 0
+
+What a run is read for is done by three readers: `read` takes all that a report is made of, `measure` asks for what is
+stored, `resume` goes on with the training. A reader that does not open a file on the undamaged run cannot depend on
+what is in it, so each is asked only about files that it opens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.runner import measure
+from bastion.reporting.tables import read_runs
+from bastion.run import Run
+from bastion.training.trainer import train
+from tests.torture.plugins.data import colours  # noqa: F401  (registers the data set)
+from tests.torture.scenarios import ADVERSARIAL, SUITE, TRAINING, of_training
+
+# One file of each kind, by a pattern in the run's folder; of several the last.
+FILES = {
+    "recipe": "recipe.yaml",
+    "provenance": "provenance.json",
+    "log": "log.jsonl",
+    "checkpoint": "checkpoints/*.safetensors",
+    "card": "model/card.json",
+    "weights": "model/*.safetensors",
+    "identity": "facts/*/identity.json",
+    "facts of a probe": "facts/*/{clean}/*.safetensors",
+    "facts with pictures": "facts/*/{pgd}/*.safetensors",
+    "facts of a study": "facts/*/{norms}/*.safetensors",
+    "measurement": "measurements/*.json",
+    "TensorBoard": "tensorboard/*",
+    "lock": ".lock",
+}
+Numbers = dict[str, Any]
+_opened: set[str] | None = None  # paths, while a reader is watched
+
+
+def make_run(folder: Path, seed: int) -> None:
+    changes = (*TRAINING, *ADVERSARIAL, "validate.choose=last", f"seed={seed}")
+    train("base/micro", changes=changes, folder=folder)
+    _measured(folder)
+
+
+def _measured(folder: Path) -> Facts:
+    suite = folder.parent / "suite.yaml"
+    suite.write_text(SUITE)
+    return measure(folder, "colours", suite, limit=12, batch_size=4, keep=3)
+
+
+def read(folder: Path) -> Numbers:
+    """All that a report says of a run."""
+    (reported,) = read_runs([folder])
+    files = reported.files
+    said = {"recipe": files.recipe(), "card": files.card(), "log": files.history(), "provenance": files.provenance()}
+    return said | {each.about.suite: _of_facts(each) for each in read_measurements(files)}
+
+
+def measure_again(folder: Path) -> Numbers:
+    return _of_facts(_measured(folder))
+
+
+def resume(folder: Path) -> Numbers:
+    home, seed = Run(folder), (Run(folder).recipe() or {}).get("seed", 0)
+    changes = (*TRAINING, *ADVERSARIAL, "validate.choose=last", f"seed={seed}")
+    train("base/micro", changes=changes, folder=home.folder, resume=True)
+    return dict(of_training(folder.parent))
+
+
+def _of_facts(facts: Facts) -> Numbers:
+    about = facts.about
+    pictures = {case.label: facts.pictures(case.label) for case in about.cases if case.kind == "probes"}
+    return {
+        "numbers": facts.numbers(),
+        "estimates": repr(facts.estimates()),
+        "scalars": facts.scalars(),
+        "warnings": [str(warning) for warning in facts.warnings()],
+        "columns": {name: storage.digest({name: column}) for name, column in facts.columns.items()},
+        "pictures": {label: storage.digest(kept) for label, kept in pictures.items()},
+        "about": [about.n, about.population, about.data, about.weights, about.summary, about.doubts],
+    }
+
+
+READERS: dict[str, Callable[[Path], Numbers]] = {"read": read, "measure": measure_again, "resume": resume}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: str
+    damage: str
+    reader: str
+    outcome: str  # detected, harmless, WRONG or TRACEBACK
+    why: str = ""
+
+
+class Matrix:
+    """Two runs that differ in their seed, and what each reader says of the first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name, seed in (("first", 0), ("second", 1)):
+            make_run(folder / name / "run", seed)
+        self.files = {kind: self._file("first", pattern) for kind, pattern in FILES.items()}
+        self.reads: dict[str, set[str]] = {}
+        self.truth: dict[str, Numbers] = {}
+        for name, reader in READERS.items():
+            home = self._copy()
+            with _watching() as opened:
+                self.truth[name] = reader(home)
+            self.reads[name] = {kind for kind, path in self.files.items() if any(o.endswith(path) for o in opened)}
+
+    def _file(self, run: str, pattern: str) -> str:
+        """Its path in the run's folder."""
+        home = self.folder / run / "run"
+        (facts,) = read_measurements(Run(home))
+        cases = {case.label: case.store.rpartition("/")[2] for case in facts.about.cases}
+        return str(sorted(home.glob(pattern.format(**cases)))[-1].relative_to(home))
+
+    def _copy(self) -> Path:
+        """The first run once more. Always in the same place, because cards tell the name of the folder."""
+        work = self.folder / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(self.folder / "first", work)
+        return work / "run"
+
+    def damages(self, kind: str, flips: int, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+        content = (self.folder / "first" / "run" / self.files[kind]).read_bytes()
+        yield "empty", b""
+        yield "half", content[: len(content) // 2]
+        yield "zeros", bytes(len(content))
+        yield "of another run", (self.folder / "second" / "run" / self._file("second", FILES[kind])).read_bytes()
+        for bit in (chance.randrange(8 * len(content)) for _ in range(flips if content else 0)):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            yield "one bit", bytes(flipped)
+
+    def verdicts(self, flips: int, seed: int, *, first_reader: bool = False) -> Iterator[Verdict]:
+        """`first_reader`: of those that open a file, only the first, which is the fastest."""
+        for kind in self.files:
+            chance = random.Random(f"{seed} {kind}")
+            readers = [name for name in READERS if kind in self.reads[name]][: 1 if first_reader else None]
+            for damage, content in self.damages(kind, flips, chance):
+                if not readers:
+                    yield Verdict(kind, damage, "", "not read")
+                for name in readers:
+                    yield self._verdict(kind, damage, content, name)
+
+    def _verdict(self, kind: str, damage: str, content: bytes, reader: str) -> Verdict:
+        home = self._copy()
+        (home / self.files[kind]).write_bytes(content)
+        try:
+            found = READERS[reader](home)
+        except BastionError as error:
+            clear = "\n" not in str(error) and str(home) in str(error)
+            return Verdict(kind, damage, reader, "detected" if clear else "TRACEBACK", str(error))
+        except Exception as error:
+            return Verdict(kind, damage, reader, "TRACEBACK", f"{type(error).__name__}: {error}")
+        differing = [name for name, value in self.truth[reader].items() if found.get(name) != value]
+        return Verdict(kind, damage, reader, "WRONG" if differing else "harmless", ", ".join(differing))
+
+
+@contextmanager
+def _watching() -> Iterator[set[str]]:
+    """The paths that are opened inside."""
+    global _opened
+    _opened = set()
+    try:
+        yield _opened
+    finally:
+        _opened = None
+
+
+def _note_open(event: str, given: tuple[Any, ...]) -> None:
+    if event == "open" and _opened is not None and isinstance(given[0], str | Path):
+        _opened.add(str(given[0]))
+
+
+def table(verdicts: list[Verdict]) -> str:
+    """Markdown: by kind of file and damage, how many readers said what."""
+    counts = Counter((verdict.kind, verdict.damage, verdict.outcome) for verdict in verdicts)
+    damages = list(dict.fromkeys(verdict.damage for verdict in verdicts))
+    lines = [f"| | {' | '.join(damages)} |", f"| --- |{' --- |' * len(damages)}"]
+    for kind in FILES:
+        cells = []
+        for damage in damages:
+            found = {outcome: n for (k, d, outcome), n in counts.items() if (k, d) == (kind, damage)}
+            cells.append(", ".join(f"{n} {outcome}" for outcome, n in found.items()))
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    outcomes = Counter(verdict.outcome for verdict in verdicts)
+    return "\n".join([*lines, "", ", ".join(f"{n} {outcome}" for outcome, n in outcomes.items())])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flips", type=int, default=100, help="single bits turned in each kind of file")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="matrix-")).resolve()
+    try:
+        verdicts = []
+        for verdict in Matrix(folder).verdicts(given.flips, given.seed):
+            verdicts.append(verdict)
+            if verdict.outcome.isupper():
+                print(verdict, flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(table(verdicts))
+    return int(any(verdict.outcome.isupper() for verdict in verdicts))
+
+
+sys.addaudithook(_note_open)
+warnings.filterwarnings("error", category=UserWarning, module="bastion")
+
+if __name__ == "__main__":
+    sys.exit(main())
