@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from bastion.errors import BastionError, Interrupted, did_you_mean
 from bastion.listing import KINDS, listed
+from bastion.progress import SafeConsole
 from bastion.progress import console as stderr
 
 
@@ -48,7 +49,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Get, check and augment data sets.", cls=Group, no_args_is_help=True)
 app.add_typer(data_app, name="data")
-stdout = Console(highlight=False)
+stdout = SafeConsole(highlight=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -457,11 +458,12 @@ def import_(
     ] = None,
 ) -> None:
     """Bring a published checkpoint into bastion's format: every tensor is used, or named in the error."""
+    from bastion import storage
     from bastion.models import checkpoint, import_checkpoint
     from bastion.recipe_files import parse_changes
 
     folder = output or Path("imported") / file.name.partition(".")[0]
-    if (folder / checkpoint.CARD).exists():
+    if storage.is_file(folder / checkpoint.CARD):
         raise BastionError(f"import: {folder} has a model already; give another folder with -o")
     stats = import_checkpoint.parse_stats(normalize) if normalize and "/" in normalize else normalize
     spec = {"name": model, **parse_changes(change or ())}
@@ -541,8 +543,14 @@ def warnings_in_yellow(tables: str) -> Text:
     return Text("\n").join(lines)
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """In a line, as errors are: without the place in the code."""
+    stderr.print(f"warning: {message}", soft_wrap=True, markup=False)
+
+
 def main() -> None:
     """Bad input gives one clear line and an exit code other than 0; a traceback is a mistake of bastion's own."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except Interrupted as stop:

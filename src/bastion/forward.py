@@ -91,7 +91,8 @@ def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
     The model gets a copy of x, as it may normalise in place.
     """
     try:
-        with single_image_gradients(x):
+        # A model may leave gradients switched off.
+        with single_image_gradients(x), torch.set_grad_enabled(torch.is_grad_enabled()):
             made = model(x.clone())
     except (RuntimeError, ValueError) as error:
         if known := _known_mistake(str(error), model, x):
@@ -179,6 +180,15 @@ def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tens
         return torch.zeros_like(x)
     # A non-finite coordinate must not spoil the whole step: the attack would fail, which would look like robustness.
     return gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def check_gradient(value: Tensor, where: str) -> None:
+    """Refuse to go back from what no way leads back from."""
+    if not value.requires_grad:
+        raise BastionError(
+            f"{where}: there is no gradient: the model switches gradients off in its forward pass (torch.no_grad, "
+            "inference_mode, detach); take that out"
+        )
 
 
 def record_zero_grad(index: Tensor, gradient: Tensor) -> None:

@@ -1,16 +1,16 @@
-"""Progress for people: bars with an ETA on a terminal's stderr, nothing when piped."""
+"""What people see on a terminal: text without control characters; bars with an ETA on stderr, nothing when piped."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -25,10 +25,22 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 from rich.table import Column
 from rich.text import Text
 
-console = Console(stderr=True, highlight=False)
+from bastion.errors import printable
+
+
+class SafeConsole(Console):
+    """Names, labels and paths may hold anything: none of it moves the cursor, colours the screen or rings a bell."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+console = SafeConsole(stderr=True, highlight=False)
 LONGEST, SHORTEST_BAR = 18, 5  # letters of what is being done, and of the bar, in a line of 80
 
 # advance(n, note="…"): n more units are done; the note stands behind the bar

@@ -316,13 +316,17 @@ def load_yaml(
 ) -> S:
     """What is shipped by this name, a file or a mapping says, with what it extends, changed and checked."""
     files = Files(kind, schema)
-    content = files.extended(read_fractions(name), Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
+    where = kind if isinstance(name, Mapping) else name
     try:
+        content = (
+            files.extended(read_fractions(name), Path(kind)) if isinstance(name, Mapping) else files.named(str(name))
+        )
         return schema.model_validate(change(content))
     except ValidationError as error:
-        where = kind if isinstance(name, Mapping) else name
         mistake = explain(error, "", schema.model_json_schema, ["extends"])
         raise BastionError(f"{where}: {mistake}") from error
+    except (ArithmeticError, RecursionError) as error:
+        raise BastionError(f"{where}: numbers too large, or sections too deep in each other ({error})") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError, did_you_mean, shown
+from bastion.files import read_text
 from bastion.papers import Row, read_paper
 from bastion.recipe_yaml import read, read_fractions, read_value
 
@@ -84,8 +85,10 @@ class Files:
         content = dict(content)
         parents = content.pop("extends", [])
         parents = [parents] if isinstance(parents, str) else parents
-        if not isinstance(parents, list):
-            raise BastionError(f"{where}: extends: expected the name of a recipe or a list of them, got {parents!r}")
+        if not isinstance(parents, list) or len(parents) > DEEPEST:
+            raise BastionError(
+                f"{where}: extends: expected the name of a recipe or a list of at most {DEEPEST}, got {shown(parents)}"
+            )
         result: dict[str, Any] = {}
         for parent in parents:
             result = merge(result, self.named(str(parent), where), self.schema)
@@ -135,19 +138,16 @@ def _shipped(name: str, kind: Kind) -> Path | Row | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BastionError(f"{path}: cannot be read: {error}") from error
+    return read(read_text(path), str(path))
 
 
 def parse_changes(changes: Changes, schema: Any = Any) -> dict[str, Any]:
     """`["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` as what a file would say."""
     result: dict[str, Any] = {}
     for change in [changes] if isinstance(changes, str) else changes:
-        where = f"--set {change if change.isprintable() else repr(change)}"
+        where = f"--set {shown(change, quoted=not str(change).isprintable())}"
         path, equals, text = (change, "=", "") if isinstance(changes, Mapping) else change.partition("=")
-        if not equals or not all(path.split(".")) or not path.isprintable():
+        if not equals or not all(path.split(".")) or path.count(".") > DEEPEST or not path.isprintable():
             raise BastionError(f"{where}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
         value = read_fractions(changes[change]) if isinstance(changes, Mapping) else read_value(text, where)
         result = merge(result, nested(path, value), schema)

@@ -7,13 +7,18 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from bastion.errors import BastionError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FRACTION = rf"{_NUMBER}\s*/\s*{_NUMBER}"
-LARGEST = 100_000  # values of a file, all that its aliases repeat counted: no recipe comes near
+# Ten times what the largest shipped file has, and read in a few seconds.
+LARGEST = 10_000  # values of a file, all that its aliases repeat counted
+LONGEST = 1_000_000  # characters
+DEEPEST = 50  # lists and sections in each other
+GREATEST = 2**63  # of whole numbers
 
 
 def dump(content: Mapping[str, Any], *, fractions: bool = False) -> str:
@@ -70,6 +75,8 @@ def _quotient(text: str) -> float:
 
 
 def _parse(content: str, where: str) -> Any:
+    if len(content) > LONGEST:
+        raise BastionError(f"{where}: has {len(content):,} characters; a file of settings may have {LONGEST:,}")
     try:
         parsed = yaml.load(content, _Loader)
         _count(parsed, ())
@@ -86,6 +93,8 @@ def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
         return seen + 1
     if id(value) in inside:
         raise ValueError("an alias stands inside what it repeats")
+    if len(inside) > DEEPEST:
+        raise ValueError(f"lists or sections more than {DEEPEST} deep in each other")
     for each in value.values() if isinstance(value, dict) else value:
         seen = _count(each, (*inside, id(value)), seen)
     return seen + 1
@@ -93,6 +102,15 @@ def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
 
 class _Loader(yaml.SafeLoader):
     """Words are words: unlike YAML 1.1, `on`, `no`, `1:30`, `0x1f` and `2020-01-01` are text, `1e-3` is a number."""
+
+    nodes = 0  # seen so far
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Stop at the first value too many, not after all of them."""
+        self.nodes += 1
+        if self.nodes > 2 * LARGEST:  # keys are nodes, too
+            raise ComposerError(None, None, f"more than {LARGEST:,} values", None)
+        return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -114,6 +132,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    number = int(node.value)  # 010 is ten, not eight
+    if abs(number) >= GREATEST:
+        raise ValueError("it does not fit into 64 bits")
+    return number
+
+
 def _fraction(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     try:
         return _quotient(node.value)
@@ -126,7 +151,7 @@ _KEPT = ("null", "bool", "float", "str", "seq", "map")  # no dates, sets, bytes:
 _Loader.yaml_constructors = {None: yaml.SafeLoader.yaml_constructors[None]} | {
     f"{_STANDARD}{kind}": yaml.SafeLoader.yaml_constructors[f"{_STANDARD}{kind}"] for kind in _KEPT
 }
-_Loader.add_constructor(f"{_STANDARD}int", lambda _, node: int(node.value))  # 010 is ten, not eight
+_Loader.add_constructor(f"{_STANDARD}int", _whole)
 _Loader.add_constructor("!fraction", _fraction)
 
 _Loader.yaml_implicit_resolvers = {}

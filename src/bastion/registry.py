@@ -31,7 +31,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import PlainValidator, WithJsonSchema
 
 from bastion import plugins
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError, did_you_mean, shown
 from bastion.settings import PLUGIN, REGISTRY, SettingsError, arguments_schema, built_from_specs, check_arguments
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Registry(Generic[T]):
             spec = {"name": spec}
         where = path or self.kind
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            raise SettingsError(where, (), f"expected one {self.kind} as {{name: …}}, got {spec!r}")
+            raise SettingsError(where, (), f"expected one {self.kind} as {{name: …}}, got {shown(spec)}")
         factory = self.factory(spec["name"], path)
         last = self.finish_keys(spec["name"])
         values = {str(key): value for key, value in spec.items() if key != "name"}
@@ -184,7 +184,7 @@ class Registry(Generic[T]):
         if isinstance(value, str | Mapping):
             return self.build(value, self.kind)
         if not isinstance(value, self._product):
-            raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {value!r}")
+            raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {shown(value)}")
         made: T = value
         return made
 

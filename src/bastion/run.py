@@ -34,7 +34,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bastion import recipe_yaml, storage
-from bastion.errors import BastionError
+from bastion.errors import BastionError, printable, shown
 from bastion.recipe import Recipe, differences
 
 RECIPE = "recipe.yaml"
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return printable(self.folder.resolve().name)
 
     @property
     def model(self) -> Path:
@@ -86,20 +86,20 @@ class Run:
 
     def id(self) -> str | None:
         """Random, and so this run's alone; None: it is from before there were ids, or not there yet."""
-        return self.provenance().get("id") if self.exists() else None
+        known = self.provenance().get("id") if self.exists() else None
+        if known is not None and not isinstance(known, str):
+            raise BastionError(f"{self.folder / PROVENANCE}: not that of a run: its id is {shown(known)}; restore it")
+        return known
 
     def exists(self) -> bool:
-        return (self.folder / PROVENANCE).is_file()
+        return storage.is_file(self.folder / PROVENANCE)
 
     def recipe(self) -> dict[str, Any] | None:
         """The resolved recipe, or None where nothing was trained."""
         path = self.folder / RECIPE
-        try:
-            text = path.read_text() if path.is_file() else None
-        except (OSError, UnicodeDecodeError) as error:
-            raise BastionError(f"{path}: cannot be read: {error}") from error
-        if text is None:
+        if not storage.is_file(path):
             return None
+        text = storage.read_text(path)
         run_id = self.id()
         if run_id and text != _sealed(text.rpartition(SEAL)[0], run_id):
             raise BastionError(f"{path}: damaged, edited or of another run: its checksum does not match; restore it")
@@ -143,12 +143,10 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """All records of the log."""
         known = self._steps_known()  # first: while somebody trains, the log grows before there is a checkpoint of it
-        try:
-            *lines, last = self.log_file.read_text(errors="replace").split("\n")
-        except FileNotFoundError:
+        if not storage.is_file(self.log_file):
             return []
-        except OSError as error:
-            raise BastionError(f"{self.log_file}: cannot be read: {error.strerror or error}") from error
+        with storage.opened(self.log_file) as file:
+            *lines, last = file.read().decode(errors="replace").split("\n")
         run_id = self.id()
         if last and _is_whole(last):  # all but its end was written, or its end was damaged
             lines.append(last)
@@ -158,7 +156,10 @@ class Run:
                 f"{self.log_file}: line {records.index(None) + 1} is damaged, edited or of another run: its checksum "
                 "does not match; restore the file, or remove it to go on without"
             )
-        kept = [record for record in records if record is not None and {"kind", "step"} <= record.keys()]
+        for number, record in enumerate(records, 1):
+            if record is not None and not _is_formed(record):
+                raise BastionError(f"{self.log_file}: line {number} has not the form of a record; restore or remove it")
+        kept = [record for record in records if record is not None]
         if (steps := sum(record["kind"] == "step" for record in kept)) < known:
             raise BastionError(
                 f"{self.log_file}: its end is lost: it has {steps} steps, and had {known} when the last checkpoint was "
@@ -193,7 +194,7 @@ class Run:
     def card(self) -> dict[str, Any] | None:
         """What `model/card.json` says, if there is one; a model of another run that was copied in is refused."""
         path = self.model / "card.json"
-        if not path.is_file():
+        if not storage.is_file(path):
             return None
         content = storage.read_json(path)
         trained_by = content.get("about", {}).get("run_id")
@@ -204,8 +205,9 @@ class Run:
     def results(self) -> list[Path]:
         """What a training left here that another one would overwrite."""
         folders = (self.model, self.epochs, self.checkpoints)
-        found = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
-        return [*found, *([self.log_file] if self.log_file.is_file() and self.log_file.stat().st_size else [])]
+        found = [folder for folder in folders if storage.files(folder, "*")]
+        log = [self.log_file] if storage.is_file(self.log_file) and self.log_file.stat().st_size else []
+        return [*found, *log]
 
 
 def _sealed(text: str, run_id: str) -> str:
@@ -228,6 +230,12 @@ def _log_record(line: str, run_id: str | None) -> dict[str, Any] | None:
     if run_id and record.pop("checksum", None) != _log_checksum(record, run_id):
         return None
     return record
+
+
+def _is_formed(record: Mapping[str, Any]) -> bool:
+    """Of some kind, at some step; an event says something."""
+    told = record.get("message", "") if record.get("kind") != "event" else record.get("message")
+    return isinstance(record.get("kind"), str) and type(record.get("step")) is int and isinstance(told, str)
 
 
 def _log_checksum(record: Mapping[str, Any], run_id: str) -> str:
@@ -256,7 +264,7 @@ def open_run(folder: str | Path) -> Run:
 def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
     """The run of this recipe in `folder`: a new one, or the one that is there if its recipe is the same."""
     run = Run(Path(folder))
-    if run.folder.exists() and not run.folder.is_dir():
+    if storage.is_file(run.folder):
         raise BastionError(f"{folder}: is a file; give a folder for the run")
     if run.exists():
         _check_same(run, recipe)
@@ -278,7 +286,7 @@ def begin_training(run: Run, recipe: Recipe, *, resume: bool) -> None:
     create_run(run.folder, recipe.seed, recipe)
     if results and not resume:
         raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
-    if any(run.checkpoints.glob("step-*.safetensors")):
+    if storage.files(run.checkpoints, "step-*.safetensors"):
         return
     # Stopped before its first checkpoint, a run has logged some steps at most: it may begin again.
     if results not in ([], [run.log_file]) or any(record["kind"] == "epoch" for record in run.history()):

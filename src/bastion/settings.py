@@ -41,7 +41,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.errors import PydanticInvalidForJsonSchema
 from typing_extensions import TypedDict
 
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError, did_you_mean, shown
 
 T = TypeVar("T")
 _FRACTION = re.compile(r"\s*([-+]?\d*\.?\d+)\s*/\s*(\d*\.?\d+)\s*")
@@ -66,12 +66,16 @@ class SettingsError(BastionError, ValueError):
     """One setting is wrong: which one, and why. A ValueError too, so that pydantic adds where it stands."""
 
     def __init__(self, where: str, keys: Iterable[str | int], message: str) -> None:
-        self.keys, self.message = tuple(map(str, keys)), message
+        self.where, self.keys, self.message = where, tuple(map(str, keys)), message
         super().__init__(f"{'.'.join(filter(None, [where, *self.keys]))}: {message}")
 
     def under(self, where: str) -> SettingsError:
         """The same mistake in another place."""
         return SettingsError(where, self.keys, self.message)
+
+    def __reduce__(self) -> tuple[type[SettingsError], tuple[str, tuple[str, ...], str]]:
+        """So that it can be sent from one process to another."""
+        return SettingsError, (self.where, self.keys, self.message)
 
 
 @overload
@@ -250,10 +254,10 @@ def explain(
     elif first["type"] == "literal_error":
         expected = [each["ctx"]["expected"] for each in mistakes if each["type"] == "literal_error"]  # of a union, all
         words = {word.strip(" '") for text in expected for word in text.replace(" or ", ",").split(",")}
-        message = f"unknown {keys[-1]} {first['input']!r}{did_you_mean(first['input'], words)}"
+        message = f"unknown {keys[-1]} {shown(first['input'])}{did_you_mean(first['input'], words)}"
     else:
         message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        message = message[:1].lower() + message[1:] + (f", got {first['input']!r}" if keys else "")
+        message = message[:1].lower() + message[1:] + (f", got {shown(first['input'])}" if keys else "")
     return SettingsError(where, keys, message)
 
 

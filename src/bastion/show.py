@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bastion.errors import BastionError, did_you_mean
+from bastion.files import is_folder
 from bastion.listing import KINDS, kinds_of
 from bastion.plugins import PACKAGES
 from bastion.recipe_files import is_recipe, is_suite, parse_changes, shipped
@@ -41,8 +42,7 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
 
     `changes`, and a time on this machine, are for recipes: where a model has the name too, they tell which.
     """
-    path = Path(target)
-    is_model = target.startswith("zoo/") or path.is_dir()
+    is_model = target.startswith("zoo/") or is_folder(target)
     if is_recipe(target) and (changes or timed or not (is_model or is_suite(target))):
         from bastion.recipe import load_recipe
 

@@ -21,6 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as _encode_arrays
 
 from bastion.errors import BastionError
+from bastion.files import files as files
+from bastion.files import is_file as is_file
+from bastion.files import is_folder as is_folder
+from bastion.files import opened as opened
+from bastion.files import read_text as read_text
+from bastion.files import reading as reading
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 FORMAT = 2  # of the JSON files; those of format 1, or of none, have no checksum
@@ -99,7 +105,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, content: str) -> None:
     remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp")
-    write_bytes(path, content.encode())
+    write_bytes(path, content.encode(errors="backslashreplace"))  # a path's odd bytes, as JSON writes them
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -114,10 +120,8 @@ def read_json(path: Path) -> dict[str, Any]:
     One wrong bit cannot make a file look that old: it would have to hide both the format and the checksum.
     """
     try:
-        content = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise BastionError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise BastionError(f"{path}: not readable as JSON ({error}); restore or remove it") from error
     if not isinstance(content, dict):
         raise BastionError(f"{path}: expected an object, got {type(content).__name__}; restore or remove it")
@@ -152,7 +156,7 @@ def _ordered(encoded: bytes) -> bytes:
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Arrays, dict[str, str]]:
     """Arrays, all or those of `names` that are there, and the metadata of a safetensors file; all of it checked."""
-    with _opened(path) as file:
+    with _arrays_in(path) as file:
         stored, metadata = set(file.keys()), file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in sorted(stored) if names is None or name in names}
     if "sha256" in metadata and names is None:  # from before metadata had a checksum
@@ -169,17 +173,17 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Array
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Of a safetensors file, unchecked."""
-    with _opened(path) as file:
+    with _arrays_in(path) as file:
         return file.metadata() or {}
 
 
 def array_names(path: Path) -> list[str]:
-    with _opened(path) as file:
+    with _arrays_in(path) as file:
         return sorted(file.keys())
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _arrays_in(path: Path) -> Iterator[Any]:
     check_safetensors(path)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -190,14 +194,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def check_safetensors(path: Path) -> None:
     """Refuse, without reading it, what is not safetensors: above all a pickle."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(9)
-    except FileNotFoundError:
-        raise BastionError(f"{path}: no such file") from None
-    except OSError as error:
-        raise BastionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with opened(path) as file:
+        head = file.read(9)
     if head[8:9] == b"{":  # after eight bytes of its length, the JSON header; the length itself may look like anything
         return
     if head[:2] == b"PK" or head[:1] == b"\x80":

@@ -15,8 +15,11 @@ axis, each with its factor: `size: {set: {data.size: 1, probes.pgd.threat.eps: 1
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import MinLen
 from pydantic import BeforeValidator, Field, model_validator
 
+from bastion.errors import printable
 from bastion.recipe import Section, Spec, load_yaml, plugin
 from bastion.recipe_files import Changes, merge, nested, parse_changes
 
@@ -35,6 +39,7 @@ SHARE_RIGHT = "share_right"  # of a probe that asks several times: the share of 
 SHARES = (CORRECT, SHARE_RIGHT, "flip_rate", "confidence")  # columns of numbers between 0 and 1
 AGGREGATES = ("worst", "mean", "errors", "sum")
 WEIGHTED = ("errors", "sum")
+MOST_CASES = 2_000  # of a suite: 20 times what the largest shipped one has
 LABELLED = ("probes", "studies", "aggregates", "curves")  # what has labels, and may be left out by them
 
 
@@ -49,7 +54,11 @@ def _one_or_several(kind: Any) -> BeforeValidator:
 
 def _with_factors(value: Any) -> Any:
     """One path, several, or each with the factor that values are multiplied by."""
-    return value if isinstance(value, Mapping) else dict.fromkeys(_listed(value), 1)
+    if isinstance(value, Mapping):
+        return value
+    if not all(isinstance(path, str) for path in _listed(value)):
+        raise ValueError("expected paths of settings, such as probes.pgd.threat.eps")
+    return dict.fromkeys(_listed(value), 1)
 
 
 class Axis(Section):
@@ -136,11 +145,11 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _labels(self) -> Suite:
-        labels = [*self.probes, *self.studies, *self.aggregates]
+        labels = Counter([*self.probes, *self.studies, *self.aggregates])
         if not (self.probes or self.studies):
             raise ValueError("probes: a suite needs at least one probe or study")
         for label in labels:
-            if not label.strip() or "/" in label or labels.count(label) > 1:
+            if not label.strip() or "/" in label or printable(label) != label or labels[label] > 1:
                 raise ValueError(f"'{label}': a label names one row of a table and has no '/'; choose another one")
         for name, axis in self.axes.items():
             if name in Suite.model_fields or not any(axis.reaches(kind, label) for kind, label in self._members()):
@@ -149,9 +158,12 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Suite:
-        labels = [case.label for case in self.cases()] + list(self.aggregates)
+        count = sum(math.prod(len(self.axes[name].to) for name in self._reaching(*each)) for each in self._members())
+        if count > MOST_CASES:
+            raise ValueError(f"axes: {count:.6g} variants of probes and studies; {MOST_CASES:,} are the most")
+        labels = Counter([*(case.label for case in self.cases()), *self.aggregates])
         for label in labels:
-            if labels.count(label) > 1:
+            if labels[label] > 1:
                 raise ValueError(f"'{label}': two rows would have this label; choose other labels or values")
         for name in self.aggregates:
             self.members(name)
@@ -170,7 +182,8 @@ class Suite(Section):
         probes = [case for case in self.cases() if case.kind == "probes"]
         named_by: dict[str, str] = {}
         for name in names:
-            named = [case.label for case in probes if _names(name, case)]
+            pattern = _pattern(name)
+            named = [case.label for case in probes if name == case.base or pattern.fullmatch(case.label)]
             if not named:
                 raise ValueError(f"aggregates.{aggregate}: no probe '{name}' in this suite")
             if weighted and (twice := [label for label in named if label in named_by]):
@@ -188,8 +201,12 @@ class Suite(Section):
         yield from (("probes", label) for label in self.probes)
         yield from (("studies", label) for label in self.studies)
 
+    def _reaching(self, kind: Kind, label: str) -> dict[str, list[str]]:
+        """The axes that change what a probe or study does, and their paths that do."""
+        return {name: paths for name, axis in self.axes.items() if (paths := axis.reaches(kind, label))}
+
     def _variants(self, kind: Kind, label: str) -> Iterator[Case]:
-        axes = {name: paths for name, axis in self.axes.items() if (paths := axis.reaches(kind, label))}
+        axes = self._reaching(kind, label)
         plain = {"data": self.data, kind: {label: getattr(self, kind)[label].plain()}}
         for values in itertools.product(*(self.axes[name].to for name in axes)):
             content = plain
@@ -216,9 +233,9 @@ class Suite(Section):
             yield Case(" ".join([label, *said]), label, kind, spec, role, merge(content["data"], own_data), at)
 
 
-def _names(name: str, case: Case) -> bool:
-    pattern = re.escape(name).replace(r"\*", ".*")
-    return name == case.base or re.fullmatch(pattern, case.label) is not None
+def _pattern(name: str) -> re.Pattern[str]:
+    """In which `*` stands for anything, and nothing else is special."""
+    return re.compile(fnmatch.translate(re.sub(r"[\[?]", r"[\g<0>]", name)))
 
 
 def written(value: Any) -> str:

@@ -14,6 +14,7 @@ import bastion
 ROOT = Path(bastion.__file__).parent
 ROOTS = {
     "errors",
+    "files",
     "storage",
     "types",
     "registry",

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bastion import BastionError
+from bastion.errors import printable
 from bastion.recipe import Recipe, load_recipe
 from bastion.recipe_files import headlines, is_recipe, merge, parse_changes, shipped
 from bastion.recipe_yaml import read
@@ -145,7 +146,7 @@ def test_unknown_recipes_and_suites_suggest_the_nearest() -> None:
     with pytest.raises(BastionError, match="no suite 'dem'.*did you mean 'demo'"):
         load_suite("dem")
     for name in ("/nowhere/x.yaml", "x" * 300, "a\0b", "xcit", "xcit/", "", "."):
-        with pytest.raises(BastionError, match=f"no recipe '{name}'"):
+        with pytest.raises(BastionError, match=f"no recipe '{printable(name)}'"):
             load_recipe(name)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from bastion.data import cache_folder, datasets
 from bastion.data.split import carve
 from bastion.errors import BastionError
-from bastion.storage import Arrays, fingerprint, read_arrays, sha256, write_arrays
+from bastion.storage import Arrays, fingerprint, is_file, read_arrays, remove_leftovers, sha256, write_arrays
 from bastion.types import Batch, DataSet
 
 Pixels = NDArray[np.uint8]  # (N, H, W, C)
@@ -102,12 +102,14 @@ class ArrayData:
 
     def store(self, arrays: Arrays, where: str) -> Path:
         """Write the file that `read` reads; nothing is written if the arrays are not the data set."""
-        write_arrays(self.path, self.checked(arrays, where), metadata=digests(arrays))
+        checked = self.checked(arrays, where)
+        remove_leftovers(self.path.parent, ".*.tmp")
+        write_arrays(self.path, checked, metadata=digests(arrays))
         return self.path
 
     def read(self) -> Arrays:
         """The stored arrays. Their hashes are checked each time, which takes 0.13 s for CIFAR-10."""
-        if not self.path.exists():
+        if not is_file(self.path):
             raise BastionError(
                 f"data set '{self.name}' is not in {cache_folder()}; get it with `bastion data get {self.name}`"
             )

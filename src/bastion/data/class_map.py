@@ -12,6 +12,7 @@ from typing import Any
 
 from timm.data import ImageNetInfo
 
+from bastion import storage
 from bastion.errors import BastionError, did_you_mean
 
 MAPS = ("imagenet",)
@@ -61,21 +62,16 @@ def _plain(name: str) -> str:
 
 
 def _read(path: Path) -> dict[str, int]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BastionError(
-            f"class_map: no file {path}, and no map of this name{did_you_mean(str(path), MAPS)}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BastionError(f"class_map: {path}: cannot be read: {error}") from error
+    if not storage.is_file(path):
+        raise BastionError(f"class_map: no file {path}, and no map of this name{did_you_mean(str(path), MAPS)}")
+    text = storage.read_text(path)
     return _from_json(text, path) if path.suffix == ".json" else _from_lines(text, path)
 
 
 def _from_json(text: str, path: Path) -> dict[str, int]:
     try:
         content: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BastionError(f"class_map: {path}: not readable as JSON, or cut off ({error})") from error
     if not isinstance(content, Mapping) or not all(type(value) is int and value >= 0 for value in content.values()):
         raise BastionError(f'class_map: {path}: expected {{"folder": column, …}}, columns being numbers from 0')

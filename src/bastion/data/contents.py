@@ -16,9 +16,10 @@ from bastion.progress import bar
 def contents_digest(folder: Path, paths: Sequence[str]) -> str:
     """SHA-256 over these files of a folder. A file is read once, and again when its size, times or inode change."""
     cache = cache_folder() / "contents" / f"{storage.fingerprint(str(folder.resolve()))}.json"
-    known = {}
+    known: dict[str, list[object]] = {}
     with suppress(BastionError):  # there is none yet, or it is damaged
-        known = storage.read_json(cache)
+        stored = storage.read_json(cache)
+        known = {path: state for path, state in stored.items() if isinstance(state, list)}
     found, total = {}, hashlib.sha256()
     with bar(f"reading {folder}", len(paths)) as advance:
         for path in paths:
@@ -33,12 +34,10 @@ def contents_digest(folder: Path, paths: Sequence[str]) -> str:
 
 def _digest(path: Path, known: list[object] | None) -> list[object]:
     """Size, times and inode of a file, then the SHA-256 of its bytes."""
-    try:
+    with storage.reading(path):
         stat = path.stat()
-        state: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-        if known and known[:-1] == state:
-            return known
-        with path.open("rb") as file:
-            return [*state, hashlib.file_digest(file, "sha256").hexdigest()]
-    except OSError as error:
-        raise BastionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    state: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+    if known and known[:-1] == state:
+        return known
+    with storage.opened(path) as file:
+        return [*state, hashlib.file_digest(file, "sha256").hexdigest()]

@@ -13,7 +13,7 @@ from bastion.data.arrays import ArrayData, verifiers
 from bastion.data.download import part_of
 from bastion.data.idx import FILES, from_site, read_idx_folder
 from bastion.errors import BastionError
-from bastion.storage import Arrays
+from bastion.storage import Arrays, is_folder
 from bastion.types import DataSet
 
 _SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -51,7 +51,7 @@ def read_fashion_mnist(path: Path) -> Arrays:
         with tempfile.TemporaryDirectory() as scratch:
             run(["dpkg-deb", "-x", str(path.absolute()), scratch], Path(scratch))
             return read_fashion_mnist(Path(scratch) / _DEBIAN_FOLDER.relative_to("/"))
-    if not path.is_dir():
+    if not is_folder(path):
         raise BastionError(f"{path}: expected a folder with {FILES['train_images']}[.gz] …, or a .deb file")
     return read_idx_folder(path)
 

@@ -24,7 +24,7 @@ from bastion.data.arrays import ArraySplit
 from bastion.errors import BastionError
 from bastion.progress import bar
 from bastion.recipe_yaml import read_value
-from bastion.storage import sha256
+from bastion.storage import is_folder, sha256
 from bastion.types import Batch, DataSet, Split
 
 NORMALISED = 0.05  # an image this far outside of [0, 1] was normalised, not rounded
@@ -230,7 +230,7 @@ def _check_lengths(images: int, labels: int) -> None:
 def named_data(text: str) -> dict[str, Any]:
     """`cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
     name, _, rest = text.partition(":")
-    if not rest and Path(text).is_dir():
+    if not rest and is_folder(text):
         return {"name": "imagefolder", "root": text}
     spec: dict[str, Any] = {"name": name}
     for pair in filter(None, rest.split(",")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bastion import storage
 from bastion.data.arrays import PARTS
 from bastion.data.download import download, part_of
 from bastion.errors import BastionError
 from bastion.storage import Arrays
+
+_MOST_BYTES = 1 << 28  # five times what the largest of them has
 
 # part of the data set -> its file, without .gz
 FILES = {
@@ -27,7 +31,7 @@ FILES = {
 
 def read_idx_folder(folder: Path, parts: Sequence[str] = PARTS) -> Arrays:
     """These arrays of a folder with IDX files, images as (N, H, W, 1)."""
-    if not folder.is_dir():
+    if not storage.is_folder(folder):
         raise BastionError(f"{folder}: expected a folder with {FILES[parts[0]]}[.gz] …")
     arrays = {part: _read_idx(_plain_or_gz(folder, FILES[part])) for part in parts}
     return {part: array[..., None] if "images" in part else array for part, array in arrays.items()}
@@ -54,16 +58,19 @@ def from_site(site: str, md5: Mapping[str, str]) -> Callable[[Path], object]:
 
 def _plain_or_gz(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
+        if storage.is_file(path):
             return path
     raise BastionError(f"{folder}: has neither {name} nor {name}.gz")
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        with storage.opened(path) as file:
+            content = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(_MOST_BYTES + 1)
+    except (EOFError, zlib.error) as error:
         raise BastionError(f"{path}: not readable, or cut off ({error})") from error
+    if len(content) > _MOST_BYTES:
+        raise BastionError(f"{path}: holds more than {_MOST_BYTES:,} bytes: not a file of MNIST or its kin")
     return parse_idx(content, str(path))
 
 
@@ -73,6 +80,6 @@ def parse_idx(content: bytes, where: str) -> NDArray[np.uint8]:
         raise BastionError(f"{where}: not an IDX file of bytes: it starts with '{content[:16].hex(' ')}'")
     shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
     values = np.frombuffer(content[start:], dtype=np.uint8)
-    if len(values) != np.prod(shape):
+    if len(values) != math.prod(shape):
         raise BastionError(f"{where}: cut off: it has {len(values):,} bytes for an array of shape {shape}")
     return values.reshape(shape).copy()  # which torch may write to, unlike bytes

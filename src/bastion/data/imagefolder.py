@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,11 +19,12 @@ from torch import Tensor
 from bastion.data import datasets
 from bastion.data.class_map import class_columns
 from bastion.data.contents import contents_digest
+from bastion.data.picture import read_picture
 from bastion.data.split import carve
 from bastion.data.subset import read_subset, subset_rows
-from bastion.errors import BastionError
+from bastion.errors import BastionError, printable
 from bastion.progress import bar, console
-from bastion.storage import fingerprint
+from bastion.storage import fingerprint, is_folder, reading
 from bastion.types import Batch, DataSet
 
 Transform = Callable[[Image.Image], Tensor]  # to uint8 (3, size, size)
@@ -61,22 +61,7 @@ class FolderSplit:
         return len(self.index)
 
     def image(self, position: int) -> Image.Image:
-        path = self._listing.folder / self._listing.files[int(self.index[position])][0]
-        try:
-            with Image.open(path) as picture:
-                return picture.convert("RGB")
-        # What Pillow raises for broken files of one format or another.
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            EOFError,
-            struct.error,
-            Image.DecompressionBombError,
-        ) as error:
-            raise BastionError(
-                f"{path}: not a readable picture ({error}); repair or remove it, or set on_error: skip"
-            ) from error
+        return read_picture(self._listing.folder / self._listing.files[int(self.index[position])][0])
 
     def batch(self, positions: Sequence[int]) -> Batch:
         where = torch.as_tensor(positions, dtype=torch.long)
@@ -218,9 +203,9 @@ def _all_learnt(root: Path, originals: str | None) -> _Parts:
 
 def _all_tested(root: Path, test_folder: str | None) -> _Parts:
     """All pictures of the class folders, or of the test folder if there is one, to test on."""
-    if not root.is_dir():
+    if not is_folder(root):
         raise BastionError(f"{root}: no such folder; it must be a folder of class folders")
-    parted = test_folder or any((root / name).is_dir() and _folders(root / name) for name in ("train", *_TEST_FOLDERS))
+    parted = test_folder or any(is_folder(root / name) and _folders(root / name) for name in ("train", *_TEST_FOLDERS))
     listing = list_pictures(root / _test_name(root, test_folder) if parted else root)
     nothing = torch.empty(0, dtype=torch.long)
     return _Parts(listing, nothing, nothing, listing, torch.arange(len(listing.files)))
@@ -265,10 +250,10 @@ def _stem(path: str) -> str:
 
 def _training_root(root: Path) -> Path:
     """`root/train`, or `root` itself if it holds just class folders."""
-    if not root.is_dir():
+    if not is_folder(root):
         raise BastionError(f"{root}: no such folder; it must be a folder of class folders")
     # A `train` without folders in it holds pictures: of trains.
-    return root / "train" if (root / "train").is_dir() and _folders(root / "train") else root
+    return root / "train" if is_folder(root / "train") and _folders(root / "train") else root
 
 
 def _training_folder(root: Path) -> tuple[Listing, Tensor, Tensor]:
@@ -289,7 +274,7 @@ def _check_classes(root: Path, train: Listing, test: Listing) -> None:
 
 
 def _test_name(root: Path, given: str | None) -> str:
-    names = [name for name in _TEST_FOLDERS if (root / name).is_dir()] if given is None else [given]
+    names = [name for name in _TEST_FOLDERS if is_folder(root / name)] if given is None else [given]
     if not names:
         raise BastionError(
             f"{root}: has `train` but none of {', '.join(_TEST_FOLDERS)}; give {root / 'train'} as `root` to "
@@ -333,19 +318,41 @@ def list_pictures(folder: Path) -> Listing:
 
 
 def _folders(folder: Path) -> list[str]:
+    return [item.name for item in _items(folder) if _is_dir(item)]
+
+
+def _is_dir(item: os.DirEntry[str]) -> bool:
     try:
-        return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
-    except OSError as error:
-        raise BastionError(f"{folder}: cannot be listed: {error.strerror or error}") from error
+        return item.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
-def _pictures(root: Path, below: str) -> Iterator[tuple[str, int]]:
-    """Path relative to `root`, with forward slashes on every system, and size of the pictures in a folder."""
-    for item in os.scandir(root / below):
-        if item.name.startswith("."):
-            continue
+def _items(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder and not hidden, by name."""
+    with reading(folder):
+        items = sorted(
+            (item for item in os.scandir(folder) if not item.name.startswith(".")), key=lambda item: item.name
+        )
+    for item in items:
+        if printable(item.name) != item.name or "\n" in item.name:
+            raise BastionError(f"{item.path}: its name is not text in UTF-8, or has control characters; rename it")
+    return items
+
+
+def _pictures(root: Path, below: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
+    """Path relative to `root`, with forward slashes on every system, and size of the pictures in a folder.
+
+    `above`: the folders that it lies in, as no link names them.
+    """
+    own = os.path.realpath(root / below)
+    if own in above:
+        raise BastionError(f"{root / below}: a link to a folder that it lies in; remove it")
+    for item in _items(root / below):
         path = f"{below}/{item.name}"
-        if item.is_dir():
-            yield from _pictures(root, path)
+        if _is_dir(item):
+            yield from _pictures(root, path, (*above, own))
         elif os.path.splitext(item.name)[1].lower() in _SUFFIXES:
+            if not os.path.isfile(item.path) if item.is_symlink() else not item.is_file():
+                raise BastionError(f"{item.path}: a broken link, or not a file; repair or remove it")
             yield path, item.stat().st_size

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bastion import storage
 from bastion.data import datasets
 from bastion.data.arrays import ArraySplit, Pixels
 from bastion.errors import BastionError
+from bastion.memory import check_memory
 from bastion.storage import Arrays, fingerprint, sha256
 from bastion.types import DataSet
 
 _PARTS = ("image", "label")
+_NPY = b"\x93NUMPY"  # begins a file of one array
 _SAMPLED = 30_000_000  # values that mean and std are taken from; all of a million images would take many seconds
 
 
@@ -31,7 +35,7 @@ def npz(path: str, classes: int | None = None) -> DataSet:
     if classes is not None and classes < 1:
         raise ValueError(f"classes must be at least 1, got {classes}")
     where = Path(path).expanduser()
-    arrays = _read(where)
+    arrays = read_npz(where, _PARTS)
     images, labels = _images(arrays["image"], where), _labels(arrays, classes, where)
     count = classes or int(labels.max()) + 1
     sample = images[:: -(-images.size // _SAMPLED)] / np.float32(255)
@@ -50,21 +54,51 @@ def npz(path: str, classes: int | None = None) -> DataSet:
     )
 
 
-def _read(path: Path) -> Arrays:
-    """The two arrays. Nothing in the file is run: arrays of Python objects are refused."""
+def read_npz(path: Path, parts: Sequence[str]) -> Arrays:
+    """These arrays of a .npz file. Nothing in it is run: arrays of Python objects are refused.
+
+    What an array says of its shape is compared with what the file holds of it and with the memory, before it is made.
+    """
     try:
-        with path.open("rb") as raw:  # NumPy leaves files open that are no archives
-            file = np.load(raw, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise BastionError(f"{path}: holds one array without a name; expected a .npz file with image and label")
-            if not {*_PARTS} <= {*file.files}:
-                found = ", ".join(file.files) or "none"
-                raise BastionError(f"{path}: expected the arrays image and label, got {found}; rename them")
-            return {part: file[part] for part in _PARTS}
-    except FileNotFoundError:
-        raise BastionError(f"{path}: no such file") from None
-    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise BastionError(f"{path}: not a .npz file of plain arrays, or cut off ({error}); get it again") from error
+        with storage.opened(path) as raw:
+            if raw.read(len(_NPY)) == _NPY:
+                raise BastionError(f"{path}: holds one array without a name; expected a .npz file with named ones")
+        with storage.opened(path) as raw, zipfile.ZipFile(raw) as archive:
+            found = [name.removesuffix(".npy") for name in archive.namelist()]
+            if not {*parts} <= {*found}:
+                got = ", ".join(found[:10]) or "none"
+                raise BastionError(f"{path}: expected the arrays {' and '.join(parts)}, got {got}; rename them")
+            needed = sum(_size(archive, part, path) for part in parts)
+            check_memory(needed, torch.device("cpu"), str(path), "use fewer images")
+            return {part: _array(archive, part) for part in parts}
+    except BastionError:
+        raise
+    except Exception as error:  # a damaged file makes readers of zip files and of arrays stumble in any way
+        reason = str(error) or type(error).__name__
+        raise BastionError(f"{path}: not a .npz file of plain arrays, or cut off ({reason}); get it again") from error
+
+
+def _size(archive: zipfile.ZipFile, part: str, path: Path) -> int:
+    """Bytes of an array, by its header alone."""
+    info = archive.getinfo(f"{part}.npy")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(member)
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or min(shape, default=0) < 0:
+            raise ValueError(f"{part} holds Python objects" if dtype.hasobject else f"{part} has shape {shape}")
+        if size > info.file_size - member.tell():
+            raise BastionError(
+                f"{path}: {part} claims the shape {shape}, for which the file is too short; get it again"
+            )
+        return size
+
+
+def _array(archive: zipfile.ZipFile, part: str) -> NDArray[Any]:
+    with archive.open(f"{part}.npy") as member:
+        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+        return array
 
 
 def _images(images: NDArray[Any], path: Path) -> Pixels:

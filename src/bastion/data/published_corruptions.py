@@ -19,7 +19,7 @@ from bastion.data.arrays import ArrayData, ArraySplit
 from bastion.data.cifar import CIFAR10, CIFAR100
 from bastion.data.imagefolder import FolderSplit, Listing, list_pictures
 from bastion.errors import BastionError, did_you_mean
-from bastion.storage import fingerprint
+from bastion.storage import fingerprint, is_folder
 from bastion.types import DataSet
 
 _SIZE = 224
@@ -120,7 +120,7 @@ def imagenet_c(
 def _type_folder(root: Path, corruption: str) -> Path:
     places = [root / corruption, *(root / group / corruption for group in _GROUPS)]
     for place in places:
-        if place.is_dir():
+        if is_folder(place):
             return place
     raise BastionError(f"{places[0]}: no such folder; say with data.root which folder has those of ImageNet-C")
 

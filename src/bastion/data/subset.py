@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bastion import storage
 from bastion.errors import BastionError, did_you_mean
 
 SUBSETS = ("robustbench",)
@@ -20,14 +21,11 @@ _ROBUSTBENCH_SHA256 = "d4121626d07722a0126c35b1563042e46a546f1a05ce705f2cdc63589
 def read_subset(subset: str) -> tuple[list[str], str]:
     """The paths of a list, one a line, relative to the folder of class folders; and the SHA-256 of the list."""
     path = _robustbench() if subset in SUBSETS else Path(subset).expanduser()
-    try:
-        content = path.read_bytes()
-        paths = [line.strip() for line in content.decode().splitlines() if line.strip()]
-    except FileNotFoundError:
-        raise BastionError(f"subset: no file {path}, and no list of this name{did_you_mean(subset, SUBSETS)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BastionError(f"subset: {path}: cannot be read: {error}") from error
-    digest = hashlib.sha256(content).hexdigest()
+    if not storage.is_file(path):
+        raise BastionError(f"subset: no file {path}, and no list of this name{did_you_mean(subset, SUBSETS)}")
+    text = storage.read_text(path)
+    paths = [line.strip() for line in text.splitlines() if line.strip()]
+    digest = hashlib.sha256(text.encode()).hexdigest()
     if subset in SUBSETS and digest != _ROBUSTBENCH_SHA256:
         raise BastionError(
             f"subset: {path} is not RobustBench's list: SHA-256 {digest[:12]}…, expected {_ROBUSTBENCH_SHA256[:12]}…; "

@@ -99,10 +99,10 @@ def _claim(folder: Path, made_with: dict[str, Any]) -> None:
     """Write the card of a new folder; an error if the folder was made with other settings, or holds other files."""
     card = folder / CARD
     storage.remove_leftovers(folder)
-    if card.exists():
+    if storage.is_file(card):
         if lines := differences(storage.read_json(card), made_with):
             raise BastionError(f"deepaugment: {folder} was made otherwise ({'; '.join(lines)}); give another folder")
-    elif folder.exists() and any(folder.iterdir()):
+    elif storage.files(folder, "*"):
         raise BastionError(f"deepaugment: {folder} holds other files; give a new folder")
     else:
         storage.write_json(card, made_with)
@@ -111,7 +111,7 @@ def _claim(folder: Path, made_with: dict[str, Any]) -> None:
 def _network(name: str, data: DataSet, folder: Path, given: Path | None, seed: int, steps: int) -> Network:
     """The network stored in the folder, the given one, or a newly trained one; it is stored before it is used."""
     path, channels = folder / f"{name}.safetensors", data.shape[0]
-    stored = fit.load(name, path, channels) if path.exists() else None
+    stored = fit.load(name, path, channels) if storage.is_file(path) else None
     if given is None and stored is not None:
         return stored
     network = fit.load(name, given, channels) if given else fit.train(name, data, seed=seed, steps=steps)

@@ -27,7 +27,7 @@ from bastion.suite import CORRECT, Role
 
 def convert(run: Run) -> None:
     """Once, and said in a line. They can be read and reported; measuring again makes facts of its own."""
-    old = {path: about for path in sorted(run.measurements.glob("*.json")) if (about := _old(path))}
+    old = {path: about for path in storage.files(run.measurements, "*.json") if (about := _old(path))}
     folders: set[Path] = set()
     for path, about in old.items():
         try:
@@ -38,7 +38,7 @@ def convert(run: Run) -> None:
         path.unlink()
     for folder in folders:
         for pattern in ("facts-*.safetensors", "pictures-*.safetensors", "probe.json"):
-            for file in folder.glob(pattern):
+            for file in storage.files(folder, pattern):
                 file.unlink()
         with suppress(OSError):  # something else is in it
             folder.rmdir()
@@ -80,7 +80,7 @@ def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
     """All blocks of a probe in one store."""
     store = FactStore(run.facts / f"before-{about['weights'][:8]}" / folder)
     origin = {"versions": about["versions"], "device": about["device"], "batch_size": about["batch"]}
-    for path in sorted((run.facts / folder).glob("facts-*.safetensors")):
+    for path in storage.files(run.facts / folder, "facts-*.safetensors"):
         facts, _ = storage.read_arrays(path)
         start = int(path.stem.split("-")[1])
         positions = range(start, start + len(facts["index"]))
@@ -94,7 +94,7 @@ def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
 
 def _pictures(path: Path, positions: Sequence[int]) -> dict[str, Column]:
     """Those of the first positions."""
-    arrays = storage.read_arrays(path)[0] if path.is_file() else {}
+    arrays = storage.read_arrays(path)[0] if storage.is_file(path) else {}
     pictures = {name: rows for name, rows in arrays.items() if name != "index"}
     count = len(next(iter(pictures.values()), ()))
     return pictures | ({POSITION: np.array(positions[:count])} if count else {})

@@ -111,6 +111,9 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
                 stored += 1
             _hear(doing, work)
     except BrokenProcessPool as error:
+        time.sleep(POLL)  # a signal to the whole group may have reached the workers first
+        if work.stop:
+            raise work.interrupted(stored) from None
         raise BastionError(
             "measure: a worker process died: killed, out of memory, or started from a script that calls bastion "
             'outside of `if __name__ == "__main__":`; finished batches are stored: re-run the same command to resume, '

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bastion import storage
-from bastion.errors import BastionError
+from bastion.errors import BastionError, printable
 from bastion.measuring import sanity
 from bastion.measuring.grids import Grid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
@@ -27,6 +27,7 @@ from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
 
 DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
+MOST = 50_000_000  # examples: three times all of ImageNet-21k
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
@@ -49,7 +50,7 @@ class MeasuredCase(_Part):
     kind: str
     role: Role
     store: str  # its folder in `facts/`
-    n: int = Field(ge=1)  # examples; parts of a study
+    n: int = Field(ge=1, le=MOST)  # examples; parts of a study
     spec: dict[str, Any]
     at: dict[str, Any] = {}  # the values of the suite's axes
     data: dict[str, Any] = {}  # changes to the settings of the data set
@@ -103,9 +104,9 @@ class Measurement(_Part):
     data: dict[str, str]  # name, split, fingerprint and digest of its images
     classes: tuple[str, ...]
     suite: str
-    n: int = Field(ge=1)
+    n: int = Field(ge=1, le=MOST)
     # It stopped early, after n of so many examples in random order; None: these are the first n.
-    population: int | None = Field(None, ge=1)
+    population: int | None = Field(None, ge=1, le=MOST)
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}
     published: Published | None = None
@@ -539,7 +540,7 @@ def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
     if stopped:
         stores = ["stopped", {case.label: case.store for case in about.cases}]
     named = [stores, about.population or about.n]
-    return run.measurements / f"{about.suite}-{storage.fingerprint(named, digits=8)}.json"
+    return run.measurements / f"{about.suite[:50]}-{storage.fingerprint(named, digits=8)}.json"
 
 
 def _passing(stored: Measurement) -> dict[str, Any]:
@@ -556,7 +557,7 @@ def _stored(path: Path) -> Measurement | None:
 
 def _read(path: Path) -> Measurement:
     try:
-        return Measurement.model_validate(storage.read_json(path))
+        return Measurement.model_validate(_shown(storage.read_json(path)))
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(map(str, first["loc"]))
@@ -565,7 +566,16 @@ def _read(path: Path) -> Measurement:
         ) from error
 
 
+def _shown(content: Any) -> Any:
+    """All text of it as it may stand in tables and pages."""
+    if isinstance(content, dict):
+        return {_shown(key): _shown(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_shown(each) for each in content]
+    return printable(content) if isinstance(content, str) else content
+
+
 def read_measurements(run: Run) -> list[Facts]:
     """All finished measurements of a run, oldest first."""
-    stored = [_read(path) for path in sorted(run.measurements.glob("*.json"))]
+    stored = [_read(path) for path in storage.files(run.measurements, "*.json")]
     return [Facts(run, about, Columns(run, about)) for about in sorted(stored, key=lambda each: each.created)]

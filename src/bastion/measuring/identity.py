@@ -64,13 +64,13 @@ class Identity:
 
     def folder(self, run: Run) -> Path:
         """Where a run keeps the facts of this model and data; made if there is none."""
-        for path in sorted(run.facts.glob(f"*/{FILE}")):
-            if self.matches(read_identity(path.parent)):
-                return path.parent
+        for folder in storage.files(run.facts, "*"):
+            if storage.is_file(folder / FILE) and self.matches(read_identity(folder)):
+                return folder
         name = storage.fingerprint([self.weights, self.data, self.modules])
         for number in itertools.count(1):  # several processes may be here at once: all of them take the same one
             folder = run.facts / (name if number == 1 else f"{name}-{number}")
-            if not (folder / FILE).is_file():
+            if not storage.is_file(folder / FILE):
                 storage.write_json(folder / FILE, dataclasses.asdict(self))
                 return folder
             if self.matches(read_identity(folder)):

@@ -429,7 +429,7 @@ def home(source: nn.Module | Path, name: str, weights: str, folder: str | Path |
 
 
 def _is_run(model_folder: Path) -> bool:
-    return model_folder.name == "model" and (model_folder.parent / "provenance.json").is_file()
+    return model_folder.name == "model" and storage.is_file(model_folder.parent / "provenance.json")
 
 
 def name_of(source: nn.Module | Path, given: nn.Module | str | Path) -> str:

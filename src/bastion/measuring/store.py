@@ -125,7 +125,7 @@ class FactStore:
             path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.safetensors"))
+        return storage.files(self.folder, "*.safetensors")
 
     def _write(self, columns: Mapping[str, Column], origins: list[dict[str, Any]]) -> Path:
         positions = columns[POSITION]

@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bastion import rng, storage
 from bastion.errors import BastionError
 from bastion.forward import in_mode
+from bastion.memory import check_memory
 from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
 
@@ -34,6 +35,9 @@ TOLERANCE = 1e-2
 LARGEST_NUMBER = 2**16  # a width, a depth, a number of classes
 LARGEST_IMAGE = 2**24  # channels · height · width
 LARGEST_BUFFERS = 2**27  # numbers in masks and tables, which are not stored with the weights
+MOST_TENSORS = 5_000  # above what the deepest of timm's models have
+# So few and so small numbers make no large network, whatever they are of.
+_FEW, _SMALL = 50, {"num_classes": 1024, "img_size": 512, "in_chans": 64}
 
 
 class Card(BaseModel):
@@ -73,11 +77,36 @@ def build(
 def build_backbone(spec: Mapping[str, Any], path: str = "") -> Backbone:
     """Build by the registry; errors raised inside a network because of its options become errors of the spec."""
     try:
+        _check_size(spec, path or "model")
         return models.build(spec, path)
-    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+    except BastionError:
+        raise
+    except Exception as error:
         raise BastionError(
             f"{path or 'model'}: {dict(spec)} cannot be built: {error or type(error).__name__}"
         ) from error
+
+
+def _check_size(spec: Mapping[str, Any], where: str) -> None:
+    """Refuse a network that would fill the memory, before any of it is made."""
+    numbers = list(_numbers(spec))
+    if max(numbers, default=0) > LARGEST_NUMBER:
+        raise BastionError(f"{where}: asks for {max(numbers):.6g}; no option may be above {LARGEST_NUMBER}")
+    usual = all(max(_numbers(value), default=0) <= _SMALL.get(key, 64) for key, value in spec.items())
+    if (usual and len(numbers) <= _FEW) or torch.get_default_device().type == "meta":  # or the caller tries it
+        return
+    too_deep = f"{where}: asks for a network of more than {MOST_TENSORS:,} tensors; choose a smaller one"
+    with rng.preserved(), torch.device("meta"), _at_most(MOST_TENSORS, too_deep):
+        backbone = models.build(spec, where)
+    _check_image(backbone.shape, where)
+    tensors = (*backbone.network.parameters(), *backbone.network.buffers())
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    check_memory(needed, torch.device("cpu"), where, "choose a smaller network")
+
+
+def _check_image(shape: tuple[int, ...], where: str) -> None:
+    if min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
+        raise BastionError(f"{where}: asks for images of {'×'.join(map(str, shape))}; that is out of bounds")
 
 
 def save(
@@ -108,7 +137,7 @@ def save(
     files = {weights_file(folder, card.weights): state}
     if networks and card.networks:
         files[weights_file(folder, card.networks)] = dict(networks)
-    storage.remove_leftovers(folder)
+    storage.remove_leftovers(folder, ".*.tmp")
     for path, tensors in files.items():
         plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         storage.write_bytes(path, encode(plain))
@@ -191,15 +220,12 @@ def load_networks(folder: Path) -> dict[str, Tensor]:
 def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
     """Refuse a card whose network does not match its weights, before building it takes time or memory."""
     where = path.with_name(CARD)
-    largest = max(_numbers(card.model), default=0)
-    if largest > LARGEST_NUMBER:
-        raise BastionError(f"{where}: model: asks for {largest:.6g}; no option may be above {LARGEST_NUMBER}")
     stored = _shapes(path)
-    with torch.device("meta"), _at_most(2 * len(stored) + 100):  # some layers are built and then replaced
+    too_deep = f"{where}: model: asks for a network far larger than its weights; get both again"
+    with torch.device("meta"), _at_most(2 * len(stored) + 100, too_deep):  # some layers are built and then replaced
         model = make()
     for shape in (card.shape, (card.shape[0], *model.size)):
-        if min(shape) < 1 or math.prod(shape) > LARGEST_IMAGE:
-            raise BastionError(f"{where}: asks for images of {'×'.join(map(str, shape))}; that is out of bounds")
+        _check_image(shape, str(where))
     if sum(buffer.numel() for buffer in model.buffers()) > LARGEST_BUFFERS:
         raise BastionError(f"{where}: model: its tables and masks would have more than {LARGEST_BUFFERS} numbers")
     _check_tensors(model, stored, path)
@@ -234,7 +260,7 @@ def _numbers(options: Any) -> Iterator[float]:
 
 
 @contextmanager
-def _at_most(count: int) -> Iterator[None]:
+def _at_most(count: int, complaint: str) -> Iterator[None]:
     """Inside, building a network of more than `count` parameter tensors is an error."""
     seen = 0
 
@@ -242,7 +268,7 @@ def _at_most(count: int) -> Iterator[None]:
         nonlocal seen
         seen += 1
         if seen > count:
-            raise BastionError("asks for a network far larger than its weights; get both again")
+            raise BastionError(complaint)
 
     handle = register_module_parameter_registration_hook(check)
     try:
@@ -263,10 +289,11 @@ def _check_use(model: Classifier, card: Card, folder: Path) -> None:
             stacklevel=3,
         )
         return
-    found, stored = _fixed_logits(model, folder), torch.tensor(card.logits)
-    if found.shape != stored.shape or not torch.allclose(
-        found, stored, rtol=0, atol=TOLERANCE * stored.abs().max().item(), equal_nan=True
-    ):
+    found = _fixed_logits(model, folder)
+    fits = [len(row) for row in card.logits] == [found.shape[1]] * len(found)
+    stored = torch.tensor(card.logits if fits else 0.0)
+    largest = stored.abs().max().item()
+    if not fits or not torch.allclose(found, stored, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
         raise BastionError(
             f"{where}: the model does not answer as it did when it was saved: the card was edited, or this version of "
             "a library computes otherwise; restore the card"

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bastion.errors import BastionError, did_you_mean
+from bastion import storage
+from bastion.errors import BastionError, did_you_mean, shown
 from bastion.models import checkpoint
 from bastion.models.classifier import Backbone, Classifier
 from bastion.models.normalisations import NORMALISATIONS, Stats
@@ -73,7 +74,8 @@ class Import:
         return f"{'; '.join(parts)}\nnormalised by mean {mean}, std {std}"
 
     def about(self, path: Path) -> dict[str, Any]:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        with storage.opened(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         how = {"match": self.match} if self.match != "name" else {}
         return {"imported": {"file": path.name, "sha256": digest, "container": self.container, **how}}
 
@@ -123,7 +125,7 @@ def parse_stats(text: str) -> Stats:
 
 
 def _read(path: Path) -> Any:
-    if not path.is_file():
+    if not storage.is_file(path):
         raise BastionError(f"import: no file {path}")
     if path.suffix == ".safetensors":
         return checkpoint.read_tensors(path)
@@ -133,13 +135,13 @@ def _read(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         known = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it holds {_printable(known[1])}" if known else "it is no file of torch.save, or damaged"
+        what = f"it holds {known[1]}" if known else "it is no file of torch.save, or damaged"
         raise BastionError(
             f"import: {path} cannot be read as weights alone: {what}. Where it was made, store "
             "`torch.save(model.state_dict(), …)`, and import that"
         ) from error
     except Exception as error:  # torch raises all kinds of errors on a damaged file
-        reason = _printable(str(error).splitlines()[0]) if str(error) else type(error).__name__
+        reason = shown(str(error).partition("\n")[0], quoted=False) or type(error).__name__
         raise BastionError(f"import: {path} is damaged or no file of torch.save ({reason}); get it again") from error
 
 
@@ -160,12 +162,12 @@ def _contents(content: Any, path: Path, ema: bool) -> tuple[str, State]:
 def _tensors(content: Mapping[str, Any], where: str) -> State:
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if others or not content:
-        what = f"{len(others)} entries are no tensors, such as '{_printable(others[0])}'" if others else "it is empty"
+        what = f"{len(others)} entries are no tensors, such as '{others[0]}'" if others else "it is empty"
         raise BastionError(f"import: {where}: {what}; known places for weights are {', '.join(_CONTAINERS)}")
     for name, tensor in content.items():
         odd = _refused(tensor) if str(name).isprintable() else "is no name of a tensor; the file is damaged"
         if odd:
-            raise BastionError(f"import: {where}: '{_printable(str(name))}' {odd}")
+            raise BastionError(f"import: {where}: '{name}' {odd}")
     return {str(name): tensor for name, tensor in content.items()}
 
 
@@ -182,11 +184,6 @@ def _refused(tensor: Tensor) -> str:
     if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
         return "claims more numbers than the file holds"
     return ""
-
-
-def _printable(text: str) -> str:
-    """Without control characters and escape sequences."""
-    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def _unwrapped(state: State, own: Mapping[str, Tensor]) -> tuple[State, Stats | None, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bastion import storage
 from bastion.errors import BastionError, did_you_mean
 from bastion.listing import ZOO, zoo_names
 from bastion.models import Classifier, checkpoint
@@ -30,16 +31,16 @@ def locate(name: str | Path) -> Path:
     """The folder with the weights and card of this model."""
     if str(name).startswith("zoo/"):
         folder = ZOO / str(name).removeprefix("zoo/")
-        if not (folder / checkpoint.CARD).is_file():
+        if not storage.is_file(folder / checkpoint.CARD):
             raise BastionError(f"no '{name}' in the zoo{did_you_mean(str(name), zoo_names())}")
         return folder
     path = Path(name)
     for folder in (path, path / "model"):
-        if (folder / checkpoint.CARD).is_file():
+        if storage.is_file(folder / checkpoint.CARD):
             return folder
-    if (path / "provenance.json").is_file():
+    if storage.is_file(path / "provenance.json"):
         raise BastionError(f"{path}: this run has no model yet; finish it with `bastion train … --run {path} --resume`")
-    if path.is_file():
+    if storage.is_file(path):
         raise BastionError(f"{path}: is a file; give the folder with the weights and {checkpoint.CARD}")
     raise BastionError(
         f"no model '{name}': not a run, not a folder with {checkpoint.CARD}, not zoo/NAME (see `bastion list zoo`)"
@@ -68,7 +69,7 @@ def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
 def timm_model_name(name: str | Path) -> str | None:
     """timm's name of the model; None if it is not one of timm's, or a folder."""
     text = str(name)
-    if Path(text).exists() or not text.startswith(("timm/", "hf-hub:")):
+    if not text.startswith(("timm/", "hf-hub:")) or storage.is_folder(text):
         return None
     return text.removeprefix("timm/")
 

@@ -112,11 +112,11 @@ class _Draft:
 
 def read_boards(folder: Path) -> tuple[list[Board], list[str]]:
     """Boards with most models first, and why a run was left out."""
-    if not folder.is_dir():
+    if not storage.is_folder(folder):
         raise BastionError(f"leaderboard: {folder} is not a folder; give one that has runs in it")
     drafts: dict[str, _Draft] = {}
-    problems = []
-    for run in _runs(folder):
+    problems: list[str] = []
+    for run in _runs(folder, problems):
         try:
             convert(run)
             for facts in read_measurements(run):
@@ -125,13 +125,18 @@ def read_boards(folder: Path) -> tuple[list[Board], list[str]]:
             problems.append(str(error))
     boards = [_board(draft) for draft in drafts.values() if draft.columns]
     if not boards:
-        raise BastionError(f"leaderboard: no measured model below {folder}; measure one with `bastion measure`")
+        mend = f"what is there cannot be used: {problems[0]}" if problems else "measure one with `bastion measure`"
+        raise BastionError(f"leaderboard: no measured model below {folder}; {mend}")
     return sorted(boards, key=lambda board: (-len(board.entries), board.data["split"] == "train")), problems
 
 
-def _runs(folder: Path) -> Iterator[Run]:
-    """In the order of their paths. What is inside a run is its own."""
-    for path, folders, files in os.walk(folder):
+def _runs(folder: Path, problems: list[str]) -> Iterator[Run]:
+    """In the order of their paths. What is inside a run is its own. Folders that may not be read are problems."""
+
+    def tell(error: OSError) -> None:
+        problems.append(str(BastionError(f"{error.filename}: cannot be read: {error.strerror}")))
+
+    for path, folders, files in os.walk(folder, onerror=tell):
         folders.sort()
         if PROVENANCE in files:
             folders.clear()

@@ -11,6 +11,7 @@ import yaml
 from markupsafe import Markup
 
 from bastion import recipe_yaml, storage
+from bastion.errors import printable
 from bastion.measuring.facts import Facts, MeasuredCase, Measurement, mixture
 from bastion.reporting import figures, pictures, plots, tables, wording
 from bastion.reporting.costs import cost_table
@@ -32,7 +33,7 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
     A run is its folder, or what was measured: `zoo/NAME`, `timm/NAME`, a model folder.
     """
     page = render(tables.read_runs([runs] if isinstance(runs, str | Path) else runs))
-    storage.write_text(Path(output), page)
+    storage.write_text(Path(output), printable(page))
     return Path(output)
 
 
@@ -191,7 +192,8 @@ def _measured_by(facts: Facts) -> dict[str, str]:
 
 def _origin(about: Mapping[str, Any]) -> dict[str, str]:
     """Of a provenance or a measurement; older ones may lack some of it."""
-    lists = {key: about.get(key, {}) for key in ("machine", "versions")}
+    told = {key: about.get(key) for key in ("machine", "versions")}
+    lists = {key: pairs if isinstance(pairs, Mapping) else {} for key, pairs in told.items()}
     return {
         "date": str(about.get("created", "unknown")),
         "command": str(about.get("command", "unknown")),

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bastion import storage
-from bastion.errors import BastionError
+from bastion.errors import BastionError, printable
 from bastion.reporting.boards import Board, Entry, read_boards
 from bastion.reporting.categories import category_means, correlations
 from bastion.reporting.figures import Figure
@@ -35,7 +35,8 @@ def leaderboard(
     sets models whose names differ by this word beside each other.
     """
     boards, problems = read_boards(Path(folder))
-    storage.write_text(Path(output), render(boards, Path(output), len(problems), over=over, pair=pair))
+    page = render(boards, Path(output), len(problems), over=over, pair=pair)
+    storage.write_text(Path(output), printable(page))
     return boards, problems
 
 
@@ -93,4 +94,5 @@ def _hash(content: str) -> str:
 def _report(entry: Entry, output: Path) -> str:
     """The address of its report as seen from the page; empty if it has none."""
     page = entry.folder / REPORT
-    return quote(Path(os.path.relpath(page, output.parent)).as_posix()) if page.is_file() else ""
+    path = Path(os.path.relpath(page, output.parent)).as_posix()
+    return quote(os.fsencode(path)) if storage.is_file(page) else ""

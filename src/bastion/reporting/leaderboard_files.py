@@ -97,12 +97,12 @@ def _percent(fraction: float) -> str:
 
 
 def _updated(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    if not path.is_file():
+    if not storage.is_file(path):
         return content
     try:
-        before = json.loads(path.read_text())
+        before = json.loads(storage.read_text(path))
         return {**content, **before, **{key: value for key, value in content.items() if value is not None}}
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise BastionError(f"{path}: not a JSON file of RobustBench ({error}); remove it") from error
 
 

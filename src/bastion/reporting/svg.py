@@ -17,6 +17,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from bastion.errors import printable
+
 COLOURS = 8
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
 
@@ -93,7 +95,7 @@ def inline(drawn: Figure, key: str, title: str, *, styled: bool = True) -> Marku
     """
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    root = ElementTree.fromstring(file.getvalue())
+    root = ElementTree.fromstring(printable(file.getvalue()))
     for element in root.iter():
         element.tag = _local(element.tag)
         attributes = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}

@@ -82,8 +82,9 @@ def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, uni
 
 
 def _series(run: ReportedRun, kind: str, key: str, unit: float) -> tuple[Column, Column]:
-    """Epochs and values, without what was not logged or is not finite."""
-    pairs = [(record["epoch"], record[key]) for record in run.records(kind) if record.get(key) is not None]
+    """Epochs and values, without what was not logged or is no finite number."""
+    told = [(record.get("epoch"), record.get(key)) for record in run.records(kind)]
+    pairs = [pair for pair in told if all(isinstance(value, int | float) for value in pair)]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
     return table[:, 0], unit * table[:, 1]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bastion import rng
-from bastion.forward import device_of, frozen, in_mode, logits
+from bastion.forward import check_gradient, device_of, frozen, in_mode, logits
 from bastion.models.complexity import macs, parameters
 from bastion.settings import AtLeastOne, settings
 from bastion.studies import studies
@@ -61,6 +61,7 @@ class Complexity(Study):
             torch.autograd.grad(logits(model, x).sum(), weights, allow_unused=True)
 
         with in_mode(model, training=False):
+            check_gradient(logits(model, x.clone().requires_grad_()), "costs of a gradient")
             plain, attacking, *training = self._seconds(forward, to_the_image, *[to_the_weights] * bool(weights))
             memory = peak_memory(to_the_weights if weights else to_the_image, x.device)
         return {

@@ -14,7 +14,7 @@ from bastion import journal, rng
 from bastion.acceleration import Accelerated
 from bastion.attacks.judge import run_attack
 from bastion.errors import BastionError
-from bastion.forward import Delegate, device_of, in_mode, logits
+from bastion.forward import Delegate, check_gradient, device_of, in_mode, logits
 from bastion.settings import AtLeastOne, settings
 from bastion.studies.examples import SplitName, first_examples
 from bastion.threat import Threat
@@ -157,6 +157,8 @@ class WeightLoss:
         """This part's share of the mean, in double precision because parts are summed."""
         with in_mode(self.model, training=False):
             made = logits(AtWeights(self.model, weights), part.x, part.y)
+        if any(weight.requires_grad for weight in weights.values()):
+            check_gradient(made, "loss over the weights")
         return F.cross_entropy(made.double(), part.y, reduction="sum") / self.n
 
 

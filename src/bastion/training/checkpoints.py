@@ -117,7 +117,7 @@ def unsharded(model: Classifier, empty: Classifier, processes: Processes) -> Cla
 
 def _stored(run: Run) -> list[Path]:
     """The checkpoints of a run, the oldest first."""
-    return sorted(run.checkpoints.glob("step-*.safetensors"))
+    return storage.files(run.checkpoints, "step-*.safetensors")
 
 
 def newest(run: Run) -> Path | None:

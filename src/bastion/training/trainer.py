@@ -6,6 +6,7 @@ that is stopped at any step and resumed ends with the same bits as an uninterrup
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -23,7 +24,7 @@ from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool, build_extra
 from bastion.errors import BastionError, Interrupted
-from bastion.forward import in_mode, misclassified, single_image_gradients
+from bastion.forward import check_gradient, in_mode, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
 from bastion.models.adapt import transfer
 from bastion.models.load import best_device, load, locate
@@ -113,7 +114,7 @@ class Trainer:
             raise BastionError(
                 f"accumulate: the {share} images of each process cannot be cut into {recipe.accumulate} equal parts"
             )
-        if recipe.init and not any(run.checkpoints.glob("*.safetensors")):
+        if recipe.init and not storage.files(run.checkpoints, "*.safetensors"):
             locate(recipe.init.from_)
         self.objective = build_objective(recipe, given)
         self.data: DataSet = given.data or datasets.build(recipe.data.plain(), "data")
@@ -267,6 +268,7 @@ class Trainer:
             with self.processes.sync_gradients(self.step_loss, number == len(parts)):
                 with self.precision(), single_image_gradients(prepared.x):
                     losses: Losses = self.step_loss(prepared)
+                check_gradient(losses.total, f"training step {self.step}")
                 (losses.total / len(parts)).backward()  # type: ignore[no-untyped-call]
             found.append(losses)
         return mean_losses(found)
@@ -352,8 +354,7 @@ def _with_plain_errors(loader: Iterable[Batch]) -> Iterator[Batch]:
     try:
         yield from loader
     except BastionError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise BastionError(last.partition("BastionError: ")[2] or last) from error
+        raise BastionError(re.split(r"bastion\.\w+\.\w+Error: ", str(error))[-1]) from error
 
 
 def _accuracy(logits: Tensor, y: Tensor) -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -100,3 +101,17 @@ def test_arrays_of_bytes_come_back() -> None:
     loaded = unpickle(pickle.dumps({"data": pixels, "labels": [3, 4]}), "there")
     assert np.array_equal(loaded["data"], pixels)
     assert loaded["labels"] == [3, 4]
+
+
+def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes() -> None:
+    """An unpickler in C would make a table of four thousand million places for this one value."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert unpickle(b"\x80\x02K\x07r\xff\xff\xff\xff.", "there") == 7
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
+
+
+def test_an_archive_of_more_than_any_data_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tar(tmp_path / "a.tar.gz", {f"{number}": bytes(10_000) for number in range(9)})
+    monkeypatch.setattr("bastion.data.archive._MOST_IN_ALL", 50_000)
+    with pytest.raises(BastionError, match="not a tar archive, or cut off .it holds more than 50,000 bytes"):
+        read_members(path, {"8"})

@@ -102,7 +102,7 @@ def test_a_batch_of_another_form_is_named(tmp_path: Path, member: str, content: 
 @pytest.mark.parametrize(
     ("member", "content", "message"),
     [
-        ("package/data_batch_2.png", b"\x89PNG\r\n\x1a\n", r"data_batch_2\.png: not a readable PNG"),
+        ("package/data_batch_2.png", b"\x89PNG\r\n\x1a\n", r"data_batch_2\.png: not a readable picture"),
         ("package/data_batch_2.png", npm_members()["package/test_batch.png"][:-2000], r"data_batch_2\.png: not a rea"),
         ("package/test_lables.json", b"[1, 2", r"test_lables\.json: not readable as JSON"),
         ("package/test_lables.json", b'["cat"]', r"test_lables\.json: expected a list of class numbers"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -149,4 +151,75 @@ def test_no_server_is_an_error_at_once(tmp_path: Path) -> None:
     with serving(Server()) as server:
         pass
     with pytest.raises(BastionError, match="Connection refused"):
+        download(server.url, tmp_path / "file")
+
+
+@contextmanager
+def speaking(say: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that answers whatever it is asked in its own way; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    say(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/file"
+
+
+def _slowly(head: bytes) -> Callable[[socket.socket], None]:
+    def say(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.02)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", "the server sent .* bytes in 0 seconds"),
+        (b"HTTP/1.1 200 OK\r\nX-Slow: ", "the server did not answer in 0 seconds"),
+    ],
+)
+def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes, message: str
+) -> None:
+    monkeypatch.setattr("bastion.data.download._PATIENCE", 0.2)
+    with speaking(_slowly(head)) as url, pytest.raises(BastionError, match=message):
+        download(url, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", "closed the connection after 5 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nlonger", "MD5 .*, expected 0: not the published file"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\nwhole", "MD5 .*, expected 0: not the published file"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nwhole", "MD5 .*, expected 0: not the published file"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nwhole", "IncompleteRead|invalid literal"),
+        (b"HTTP/1.1 302 OK\r\nLocation: file:///etc/passwd\r\n\r\n", "Redirection to url 'file:///etc/passwd' is not"),
+        (b"\x1b[31m nonsense\r\n\r\n", "�.31m nonsense|BadStatusLine"),
+        (b"", "closed connection without response"),
+    ],
+)
+def test_a_server_that_says_something_else_is_told_in_a_line(tmp_path: Path, answer: bytes, message: str) -> None:
+    server = speaking(lambda connection: connection.sendall(answer))
+    with server as url, pytest.raises(BastionError, match=message) as told:
+        download(url, tmp_path / "file", md5="0")
+    assert "\n" not in str(told.value)
+
+
+def test_a_server_that_does_not_stop_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bastion.data.download._MOST", 100_000)
+    with serving(Server()) as server, pytest.raises(BastionError, match="sends more than 100,000 bytes: not a file"):
         download(server.url, tmp_path / "file")

@@ -154,7 +154,7 @@ def test_what_is_no_npz_file_is_refused(tmp_path: Path, file: Path) -> None:
             BastionError, match=rf"{name}: not a \.npz file of plain arrays, or cut off .*; get it again"
         ):
             build(tmp_path / name)
-    with pytest.raises(BastionError, match=r"not a \.npz file"):
+    with pytest.raises(BastionError, match="cannot be read: Is a directory"):
         build(tmp_path)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.forward import in_mode
+from bastion.forward import check_gradient, in_mode
 from bastion.models.corruption_model import CorruptionModel, keep_mask
 from bastion.patches import token_grid
 from bastion.settings import AtLeastOne, NotNegative, Positive, SettingsError, Share, Smoothing, settings
@@ -101,6 +101,7 @@ class RSPC(Objective):
         total = natural + self.weight * terms["alignment"] if self.minimize == "alignment" else (natural + other) / 2
         if keep is not None and used is not None and keep is not used:
             maximized = other if self.maximize == "cross-entropy" else self.weight * terms["alignment"]
+            check_gradient(maximized, "objective rspc")
             (slope,) = torch.autograd.grad(maximized, used, retain_graph=True)
             total = (
                 total + (slope * (keep - used.detach())).sum()
