@@ -20,10 +20,10 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# For the working day: units without the hundred networks, the acceleration and what starts processes.
+# For the working day: what everything hangs on. A kind of plug-in is tested by its own folder: pytest tests/unit/attacks
 test-fast: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not processes' \
-		tests/unit tests/golden --ignore tests/unit/models --ignore tests/unit/acceleration
+		tests/unit/*.py tests/unit/data tests/unit/measuring tests/unit/reporting tests/golden
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
@@ -35,7 +35,7 @@ SEED ?= 0
 torture: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.matrix --seed $(SEED)
-	test ! -f tests/torture/fuzz.py || OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.fuzz --count 10000 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.fuzz --count 10000 --seed $(SEED)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ Python half still registers gradients and shape rules for two of them (`nms`, `q
 fails with `operator torchvision::nms does not exist`. bastion uses no detection operator, so declaring
 the two schemas is enough. Where torchvision loads by itself this module changes nothing.
 
-The packages whose modules import timm or torchvision (`data`, `models`, `training`) import it first.
+The packages whose modules import timm or torchvision (`data`, `models`, `studies`, `training`) import it first.
 """
 
 from __future__ import annotations

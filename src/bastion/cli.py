@@ -214,7 +214,7 @@ def measure(
         int | None,
         typer.Option(
             metavar="N",
-            help="Processes of one thread each. Default: one per GPU, or one per core.",
+            help="Processes of one thread each. Default: one per GPU, or per core it may use.",
             rich_help_panel=RUNNING,
         ),
     ] = None,

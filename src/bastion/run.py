@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -334,12 +335,18 @@ def environment(seed: int) -> dict[str, Any]:
     }
 
 
+def usable_cores() -> int:
+    """Those that this process may run on: a job of Slurm, a container or `taskset` may have been given a part."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _command() -> str:
     """As it can be typed again: `python -m bastion` calls itself `__main__.py`."""
     name = Path(sys.argv[0]).name
     return shlex.join(["bastion" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
+@cache
 def version(package: str) -> str:
     try:
         return metadata.version(package)

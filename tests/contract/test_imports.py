@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -68,74 +69,74 @@ def _room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def _imported_rooms(path: Path) -> set[str]:
-    found = set()
+def _imports(path: Path) -> list[str]:
+    """Modules that a file imports, those at its top first."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = (
-                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "bastion" else [node.module]
-            )
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += whole if node.module == "bastion" else [node.module]
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("bastion.")}
+            found += [alias.name for alias in node.names]
     return found
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_rooms_import_only_along_the_arrows(path: Path) -> None:
-    room = _room(path)
-    allowed = ROOTS | {room} | ARROWS[room]
-    assert _imported_rooms(path) <= allowed
+def _imported_rooms(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in _imports(path) if name.startswith("bastion.")}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "corruptions").glob("*.py")), ids=lambda path: path.stem)
-def test_corruptions_are_tensor_functions(path: Path) -> None:
-    assert _imported_rooms(path) <= {"corruptions", "errors", "rng"}
+def test_rooms_import_only_along_the_arrows() -> None:
+    wrong = {}
+    for path in ROOT.rglob("*.py"):
+        room = _room(path)
+        wrong[path.relative_to(ROOT).as_posix()] = _imported_rooms(path) - ROOTS - {room} - ARROWS[room]
+    assert {path: rooms for path, rooms in wrong.items() if rooms} == {}
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["bastion", "bastion.cli", "bastion.reporting.html", "bastion.measuring.facts", "bastion.measuring.compare"],
-)
-def test_reading_and_reporting_need_no_torch(module: str) -> None:
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+def test_corruptions_are_tensor_functions() -> None:
+    for path in (ROOT / "corruptions").glob("*.py"):
+        assert _imported_rooms(path) <= {"corruptions", "errors", "rng"}, path
+
+
+def test_reading_and_reporting_need_no_torch() -> None:
+    reading = "recipe, run, reporting.html, measuring.facts, measuring.compare"
+    code = f"import sys, bastion.cli, bastion.{reading.replace(', ', ', bastion.')}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("first", ["data.augment", "models.timm", "training.optim", "measuring.runner", "attacks"])
-def test_any_package_can_be_imported_first(first: str) -> None:
-    """Each brings the guard along before timm, whatever was imported before it."""
-    others = "bastion.training.trainer, bastion.data.imagefolder, bastion.models.fan, bastion.measuring.runner"
-    code = f"import bastion.{first}; import {others}; import timm, torchvision"
+def test_any_package_can_be_imported_first() -> None:
+    """One with modules that import timm or torchvision imports the guard before anything else of bastion's."""
+    guarded = [path for path in ROOT.glob("*/__init__.py") if "bastion._torchvision" in _imports(path)]
+    for path in guarded:
+        assert next(name for name in _imports(path) if name.startswith("bastion")) == "bastion._torchvision", path
+    for path in ROOT.rglob("*.py"):
+        needs = {"timm", "torchvision"} & {name.partition(".")[0] for name in _imports(path)}
+        assert not needs or path.name == "_torchvision.py" or ROOT / _room(path) / "__init__.py" in guarded, path
+
+
+def test_the_guard_leaves_a_torchvision_that_works() -> None:
+    """Whatever it found; brought by a package that does not import it itself."""
+    code = "import bastion.attacks, bastion.training.optim; from torchvision import transforms; transforms.Resize(4)"
     result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
-def test_importing_timm_first_needs_the_guard_only_where_torchvision_fails() -> None:
-    """The guard leaves a torchvision that works, whatever it found."""
-    code = "import bastion._torchvision, torchvision, timm; from torchvision import transforms; transforms.Resize(4)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.fixture
+def other_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is imported in its place."""
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "torchvision.py"
 
 
-def test_the_guard_does_nothing_where_torchvision_loads_by_itself(tmp_path: Path) -> None:
-    (tmp_path / "torchvision.py").write_text("name = 'a torchvision that loads'\n")
-    code = (
-        "import bastion._torchvision as guard, torchvision; "
-        "assert torchvision.name and guard._declared is None, guard._declared"
-    )
-    env = {"PYTHONPATH": str(tmp_path), "PATH": ""}
-    assert subprocess.run([sys.executable, "-c", code], check=False, env=env).returncode == 0
+def test_the_guard_does_nothing_where_torchvision_loads_by_itself(other_torchvision: Path) -> None:
+    other_torchvision.write_text("name = 'a torchvision that loads'\n")
+    guard = runpy.run_path(str(ROOT / "_torchvision.py"))
+    assert guard["torchvision"].name
+    assert guard["_declared"] is None
 
 
-def test_the_guard_lets_other_failures_through(tmp_path: Path) -> None:
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')\n")
-    result = subprocess.run(
-        [sys.executable, "-c", "import bastion._torchvision"],
-        check=False,
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert "RuntimeError: something else" in result.stderr
+def test_the_guard_lets_other_failures_through(other_torchvision: Path) -> None:
+    other_torchvision.write_text("raise RuntimeError('something else')\n")
+    with pytest.raises(RuntimeError, match="something else"):
+        runpy.run_path(str(ROOT / "_torchvision.py"))

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from bastion import BastionError
 from bastion.costs import training_passes
@@ -20,6 +19,7 @@ from bastion.data.known import SIZES, outline
 from bastion.measuring.worker import build_case
 from bastion.models import complexity, models
 from bastion.models.load import zoo_names
+from bastion.models.meta import meta
 from bastion.papers import read_paper
 from bastion.recipe import load_recipe as _load_recipe
 from bastion.recipe_files import PAPERS, SHIPPED, headlines, shipped
@@ -190,7 +190,7 @@ def test_models_take_the_images_of_the_data() -> None:
     recipes = map(load_recipe, NAMES)
     for recipe in {(str(each.model), each.data.name, each.resize): each for each in recipes}.values():
         data = _data(recipe.data.name)
-        with torch.device("meta"):
+        with meta():
             build_model(recipe, data)
 
 
@@ -199,7 +199,7 @@ def test_models_have_the_size_of_the_paper() -> None:
     for name in PARAMETERS:
         recipe = load_recipe(name)
         classes = 10 if recipe.data.name == "cifar10" else 1000
-        with torch.device("meta"):
+        with meta():
             found[name] = complexity.parameters(models.build(recipe.model.plain(), num_classes=classes).network)
     assert found == PARAMETERS
 

@@ -41,12 +41,12 @@ class TestZoo:
 
 
 def test_verdicts_depend_on_the_batching_through_rounding_only() -> None:
-    """In float32: of 200 images attacked at once and in parts, at most one gets another verdict."""
+    """In float32: of 60 images attacked at once and in parts, at most one gets another verdict."""
     model, threat = bastion.load("zoo/cifar10-linf-vit"), Threat("linf", 8 / 255)
-    batch = datasets.build("cifar10-mini").test.batch(range(200))
+    batch = datasets.build("cifar10-mini").test.batch(range(60))
     attack = Ensemble(members=(APGD(steps=10), APGD(steps=5, loss="dlr", targets=3), FAB(steps=5, targets=2)))
     whole = judge(model, batch, attack, threat, seed=0).fooled
-    order = torch.arange(200).flip(0)
-    parts = [judge(model, batch.select(part), attack, threat, seed=0).fooled for part in order.split((1, 7, 92, 100))]
-    assert whole.sum() > 30
+    order = torch.arange(60).flip(0)
+    parts = [judge(model, batch.select(part), attack, threat, seed=0).fooled for part in order.split((1, 7, 22, 30))]
+    assert whole.sum() > 9
     assert (whole[order] != torch.cat(parts)).sum() <= 1

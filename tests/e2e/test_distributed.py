@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +92,18 @@ def weights(run: Run) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in load(run.folder).parameters()])
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """A way as one process trains it."""
+    folder = tmp_path_factory.mktemp("alone")
+    return cache(lambda way: train("base/micro", changes=(*CHANGES, *WAYS[way]), folder=folder / way))
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: str) -> None:
-    alone, together = train("base/micro", changes=(*CHANGES, *WAYS[way]), folder=tmp_path / "run"), Run(both / way)
-    assert len(steps(alone)) == len(steps(together)) == 3
-    for one, two in zip(steps(alone), steps(together), strict=True):
+def test_two_processes_learn_what_one_learns(alone: Callable[[str], Run], both: Path, way: str) -> None:
+    single, together = alone(way), Run(both / way)
+    assert len(steps(single)) == len(steps(together)) == 3
+    for one, two in zip(steps(single), steps(together), strict=True):
         assert one.keys() == two.keys()
         for key in {
             "loss",
@@ -106,16 +115,15 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, both: Path, way: st
             "objective_grad_norm",
         } & one.keys():
             assert two[key] == pytest.approx(one[key], rel=1e-3), key
-    assert torch.allclose(weights(together), weights(alone), atol=2e-4)
-    epochs = [[record for record in run.history() if record["kind"] == "epoch"] for run in (alone, together)]
+    assert torch.allclose(weights(together), weights(single), atol=2e-4)
+    epochs = [[record for record in run.history() if record["kind"] == "epoch"] for run in (single, together)]
     assert epochs[0][0]["val_n"] == epochs[1][0]["val_n"] == 40
     assert epochs[1][0]["val_clean"] == pytest.approx(epochs[0][0]["val_clean"], abs=0.051)
 
 
 @pytest.mark.parametrize("way", ["rival", "rspc"])
-def test_an_objectives_own_networks_are_those_of_one_process(tmp_path: Path, both: Path, way: str) -> None:
-    alone = train("base/micro", changes=(*CHANGES, *WAYS[way]), folder=tmp_path / "run")
-    one, two = (read_state(run.checkpoints / "step-000000003.safetensors") for run in (alone, Run(both / way)))
+def test_an_objectives_own_networks_are_those_of_one_process(alone: Callable[[str], Run], both: Path, way: str) -> None:
+    one, two = (read_state(run.checkpoints / "step-000000003.safetensors") for run in (alone(way), Run(both / way)))
     for name, tensor in one["objective"].items():
         assert torch.allclose(two["objective"][name], tensor, atol=1e-5), name
     for place, state in one["objective_optimizer"]["state"].items():

@@ -2,7 +2,7 @@
 
 Blocks marked `sh` are run, `python` and `yaml` blocks with a file name behind the mark are written to that file, and
 other `python` blocks are run, all in one folder per page and in order. Blocks marked otherwise are for reading.
-The processes are forked from one that has imported torch already (`warm.py`), but for the README's.
+The processes are forked from one that has imported torch already (`tests/warm.py`), but for the README's.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WARM = Path(__file__).parent / "warm.py"
 PAGES = [
     "README.md",
     "docs/tour.md",
@@ -40,27 +37,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 
-
 LONG = {"docs/sanity.md"}
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a `bastion` that needs no time to start, and the socket behind it."""
-    folder = tmp_path_factory.mktemp("warm")
-    (folder / "bin").mkdir()
-    command = f'#!/bin/sh\nexec {sys.executable} -S {WARM} {folder / "socket"} "$@"\n'
-    (folder / "bin" / "bastion").write_text(command)
-    (folder / "bin" / "bastion").chmod(0o755)
-    server = subprocess.Popen([sys.executable, str(WARM), str(folder / "socket")])
-    try:
-        while not (folder / "socket").exists():
-            assert server.poll() is None
-            time.sleep(0.05)
-        yield folder
-    finally:
-        server.terminate()
-        server.wait()
 
 
 @pytest.mark.parametrize(

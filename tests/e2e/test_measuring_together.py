@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,17 +11,34 @@ from pathlib import Path
 import pytest
 
 from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.runner import measure
+from bastion.models import checkpoint
 from bastion.run import open_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("together")]  # its fixtures are made once
 
-MEASURE = ["measure", "zoo/cifar10-linf-vit", "--limit", "48", "--batch-size", "4", "--workers", "1"]
+MODEL = {"name": "vit/micro", "stem": [8, 16], "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 10}
+LIMITS = {"limit": 48, "batch_size": 4}
+UNTIL = 0.4
 
-# Rank 1 kills itself in its second batch, the first time that it is started; every batch leaves a line.
+# Two measurements, one after the other. In the second one rank 1 kills itself in its second batch, the first time that
+# it is started; every batch of that one leaves a line.
 SCRIPT = """
-import os, signal, sys
+import json, os, signal, sys
 from bastion.cli import main
 from bastion.measuring.worker import Worker
+
+first, second = json.loads(sys.argv[1])
+
+def run(words):
+    sys.argv = ["bastion", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+run(first)
 plain, done = Worker.__call__, []
 def watched(self, task):
     done.append(task)
@@ -31,22 +49,39 @@ def watched(self, task):
         file.write(f"{os.environ['RANK']} {task.key}\\n")
     return right
 Worker.__call__ = watched
-main()
+run(second)
 """
 
 
-def launch(*words: str, **env: str) -> str:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    checkpoint.save(checkpoint.build(MODEL, mean=(0.5,) * 3, std=(0.25,) * 3), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both measurements by two processes; one launch, because starting takes longest."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "script.py").write_text(SCRIPT)
+    words = ["measure", str(model), "--limit", str(LIMITS["limit"]), "--batch-size", str(LIMITS["batch_size"])]
+    commands = [
+        [*words, "--until", str(UNTIL), "--dir", str(folder / "until")],
+        [*words, "--dir", str(folder / "killed")],
+    ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     result = subprocess.run(
-        [*torchrun, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        [*torchrun, str(folder / "script.py"), json.dumps(commands)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DONE": str(folder / "done")},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    (folder / "told").write_text(result.stdout)
+    return folder
 
 
 def measured(folder: Path) -> Facts:
@@ -54,34 +89,25 @@ def measured(folder: Path) -> Facts:
     return facts
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    command = [sys.executable, "-m", "bastion", *MEASURE, "--run", str(folder)]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
-    return measured(folder)
-
-
-def test_two_processes_of_which_one_is_killed_measure_what_one_does(alone: Facts, tmp_path: Path) -> None:
-    script, done = tmp_path / "script.py", tmp_path / "done"
-    script.write_text(SCRIPT)
-    told = launch(str(script), *MEASURE, "--dir", str(tmp_path / "run"), DONE=str(done))
-    together = measured(tmp_path / "run")
-    assert told.count("worst case") == 1  # one of them speaks
-    assert together.numbers() == alone.numbers()
+def test_two_processes_of_which_one_is_killed_measure_what_one_does(
+    model: Path, together: Path, tmp_path: Path
+) -> None:
+    alone, both = measure(model, folder=tmp_path, **LIMITS), measured(together / "killed")
+    assert both.numbers() == alone.numbers()
     for name in alone.columns:
-        assert together.columns[name].tobytes() == alone.columns[name].tobytes(), name
-    tasks = [line.split(maxsplit=1) for line in done.read_text().splitlines()]
+        assert both.columns[name].tobytes() == alone.columns[name].tobytes(), name
+    tasks = [line.split(maxsplit=1) for line in (together / "done").read_text().splitlines()]
     keys = [key for _, key in tasks]
     assert len(keys) == len(set(keys)) == 3 * 12  # each of three probes' batches once
     assert {rank for rank, _ in tasks} == {"0", "1"}
 
 
-def test_both_stop_when_an_interval_is_narrow(alone: Facts, tmp_path: Path) -> None:
-    words = [*MEASURE, "--until", "0.4"]
-    launch("-m", "bastion", *words, "--dir", str(tmp_path / "two"))
-    command = [sys.executable, "-m", "bastion", *words, "--run", str(tmp_path / "one")]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
-    one, two = measured(tmp_path / "one"), measured(tmp_path / "two")
-    assert one.n == two.n < 48
+def test_both_stop_when_an_interval_is_narrow(model: Path, together: Path, tmp_path: Path) -> None:
+    one, two = measure(model, until=UNTIL, folder=tmp_path, **LIMITS), measured(together / "until")
+    assert one.n == two.n < LIMITS["limit"]
     assert one.numbers() == two.numbers()
+
+
+def test_one_of_them_speaks(together: Path) -> None:
+    """Of each measurement; of the one that is whole, again after the restart."""
+    assert (together / "told").read_text().count("on cifar10-mini (test), suite demo") == 3

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import ADVERSARIAL, QUICK
+from tests.warm import Started
 
 from bastion.training.trainer import train
 
 pytestmark = pytest.mark.xdist_group("resume")  # its fixtures are made once
 
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-SETS = [word for change in (*QUICK, *ADVERSARIAL, "schedule.epochs=4", "ema=0.9") for word in ("--set", change)]
+CHANGES = (*QUICK, *ADVERSARIAL, "schedule.epochs=4", "ema=0.9")
 SUITE = """
 probes:
   clean: accuracy
@@ -30,14 +30,36 @@ probes:
 """
 
 
-def bastion(*words: str) -> list[str]:
-    return [sys.executable, "-m", "bastion", *words]
+class Bastion:
+    """`bastion` as processes of their own."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+
+    def start(self, words: list[str]) -> Started:
+        with open(os.devnull, "r+b") as nothing:
+            return Started(self.socket, *words, files=(nothing.fileno(), nothing.fileno(), 2))
+
+    def run(self, words: list[str]) -> None:
+        assert self.start(words).wait() == 0
+
+    def stop(self, words: list[str], number: int, when: Callable[[], bool]) -> int:
+        """Start, wait until `when`, send the signal; the exit code."""
+        process = self.start(words)
+        limit = time.monotonic() + 300
+        while not when() and process.is_running() and time.monotonic() < limit:
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        return process.wait()
 
 
-def run(*words: str) -> str:
-    result = subprocess.run(bastion(*words), env=ENV, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture(scope="session")
+def bastion(warm: Path) -> Bastion:
+    return Bastion(warm / "socket")
+
+
+def sets(changes: tuple[str, ...]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
 
 
 def digests(folder: Path, pattern: str) -> dict[str, str]:
@@ -45,54 +67,45 @@ def digests(folder: Path, pattern: str) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def stopped(words: list[str], number: int, when: Callable[[], bool]) -> int:
-    """Start, wait until `when`, send the signal; the exit code."""
-    process = subprocess.Popen(words, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    limit = time.monotonic() + 120
-    while not when() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.005)
-    process.send_signal(number)
-    return process.wait(timeout=120)
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(bastion: Bastion, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run("train", "base/micro", *SETS, "--run", str(folder))
+    bastion.run(["train", "base/micro", *sets(CHANGES), "--run", str(folder)])
     return folder
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_training_stopped_by_a_signal_ends_with_the_same_weights(
-    whole: Path, tmp_path: Path, number: int, code: int
+    bastion: Bastion, whole: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     folder = tmp_path / "run"
-    words = bastion("train", "base/micro", *SETS, "--run", str(folder))
+    words = ["train", "base/micro", *sets(CHANGES), "--run", str(folder)]
 
     def in_the_middle() -> bool:
         log = folder / "log.jsonl"
         return log.is_file() and len(log.read_text().splitlines()) >= 5
 
-    assert stopped(words, number, in_the_middle) == code
+    assert bastion.stop(words, number, in_the_middle) == code
     assert not (folder / "checkpoints" / "step-000000012.safetensors").exists()
-    run("train", "base/micro", *SETS, "--run", str(folder), "--resume")
+    bastion.run([*words, "--resume"])
     for pattern, count in {"model/*.safetensors": 1, "checkpoints/*": 2}.items():
         assert len(digests(whole, pattern)) == count
         assert digests(folder, pattern) == digests(whole, pattern)
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_a_corruption_model_comes_through_a_kill_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.slow  # units stop it by an exception and compare the same files
+def test_a_corruption_model_comes_through_a_kill_with_the_same_bits(bastion: Bastion, tmp_path: Path) -> None:
     """RSPC's own network, its momentum and its file beside the model, after SIGKILL."""
     changes = (*QUICK, "objective={name: rspc, corruption_lr: 0.1}", "schedule.epochs=4", "checkpoint.minutes=1e-9")
     whole = train("base/micro", changes=changes, folder=tmp_path / "whole")
     folder = tmp_path / "run"
-    sets = [word for change in changes for word in ("--set", change)]
 
     def in_the_middle() -> bool:
         return (folder / "checkpoints" / "step-000000005.safetensors").exists()
 
-    assert stopped(bastion("train", "base/micro", *sets, "--run", str(folder)), signal.SIGKILL, in_the_middle) == -9
+    words = ["train", "base/micro", *sets(changes), "--run", str(folder)]
+    assert bastion.stop(words, signal.SIGKILL, in_the_middle) == -9
     assert not (folder / "checkpoints" / "step-000000012.safetensors").exists()
     train("base/micro", changes=changes, folder=folder, resume=True)
     for pattern in ("model/*.safetensors", "checkpoints/*"):
@@ -100,20 +113,9 @@ def test_a_corruption_model_comes_through_a_kill_with_the_same_bits(tmp_path: Pa
         assert digests(folder, pattern) == digests(whole.folder, pattern)
 
 
-def measure(model: Path, suite: Path, folder: Path, *more: str) -> list[str]:
-    return bastion(
-        "measure",
-        str(model),
-        "--suite",
-        str(suite),
-        "--run",
-        str(folder),
-        "--limit",
-        "300",
-        "--batch-size",
-        "20",
-        *more,
-    )
+def measure(model: Path, suite: Path, folder: Path, workers: str) -> list[str]:
+    named = {"suite": suite, "run": folder, "limit": 300, "batch-size": 20, "workers": workers}
+    return ["measure", str(model), *(word for name, value in named.items() for word in (f"--{name}", str(value)))]
 
 
 @pytest.fixture(scope="module")
@@ -124,34 +126,30 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(whole: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(bastion: Bastion, whole: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured") / "run"
-    subprocess.run(measure(whole, suite, folder, "--workers", "1"), env=ENV, check=True, capture_output=True)
+    bastion.run(measure(whole, suite, folder, "1"))
     return folder
 
 
-def test_one_worker_equals_two_bit_for_bit(whole: Path, suite: Path, measured: Path, tmp_path: Path) -> None:
-    subprocess.run(measure(whole, suite, tmp_path / "run", "--workers", "2"), env=ENV, check=True, capture_output=True)
-    facts = digests(tmp_path / "run", "facts/**/*.*")
-    assert len(facts) == 3  # two probes, and what they were asked of
-    assert facts == digests(measured, "facts/**/*.*")
-
-
 @pytest.mark.parametrize(
-    ("number", "workers"),
-    [(signal.SIGTERM, "2"), pytest.param(signal.SIGKILL, "2", marks=pytest.mark.slow), (signal.SIGKILL, "1")],
+    ("number", "code", "workers"),
+    [
+        (signal.SIGTERM, 143, "2"),
+        pytest.param(signal.SIGKILL, -9, "2", marks=pytest.mark.slow),
+        (signal.SIGKILL, -9, "1"),
+    ],
 )
-def test_measuring_stopped_by_a_signal_goes_on_to_the_same_facts(
-    whole: Path, suite: Path, measured: Path, tmp_path: Path, number: int, workers: str
+def test_measuring_stopped_by_a_signal_goes_on_to_the_facts_of_one_worker(
+    bastion: Bastion, whole: Path, suite: Path, measured: Path, tmp_path: Path, number: int, code: int, workers: str
 ) -> None:
     folder = tmp_path / "run"
-    words = measure(whole, suite, folder, "--workers", workers)
-    assert stopped(words, number, lambda: len(list(folder.rglob("facts/*/*/*.safetensors"))) >= 18) == (
-        143 if number == signal.SIGTERM else -9
-    )
+    words = measure(whole, suite, folder, workers)
+    assert bastion.stop(words, number, lambda: len(list(folder.rglob("facts/*/*/*.safetensors"))) >= 18) == code
     time.sleep(0.5)  # orphans of a killed parent end by themselves
     assert 18 <= len(digests(folder, "facts/*/*/*.safetensors")) < 30
-    subprocess.run(words, env=ENV, check=True, capture_output=True)
+    bastion.run(words)
+    assert len(digests(measured, "facts/**/*.*")) == 3  # two probes, and what they were asked of
     assert digests(folder, "facts/**/*.*") == digests(measured, "facts/**/*.*")
 
 
@@ -173,4 +171,4 @@ agree = np.mean([facts.correct(label) == other.correct(label) for label in facts
 assert agree >= 0.995, agree
 """
     words = [sys.executable, "-c", code, str(whole), str(suite), str(tmp_path / "run"), str(measured)]
-    subprocess.run(words, check=True, env=ENV)
+    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

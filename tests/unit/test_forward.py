@@ -45,6 +45,12 @@ ATTACKS: list[Attack] = [
 every = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: type(attack).__name__)
 
 
+def combined(names: tuple[str, ...], cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Every attack in the first case, and the first attack in every case: one function refuses for all of them."""
+    pairs = [(ATTACKS[0], *case) for case in cases] + [(attack, *cases[0]) for attack in ATTACKS[1:]]
+    return pytest.mark.parametrize(("attack", *names), pairs)
+
+
 class Answering(nn.Module):
     """A linear model whose logits are made into something else."""
 
@@ -83,8 +89,7 @@ def test_images_made_in_inference_mode_are_taken(attack: Attack) -> None:
     assert torch.equal(x, attack(Answering(lambda z: z).eval(), images(), THREAT, seed=0))
 
 
-@every
-@pytest.mark.parametrize(
+@combined(
     ("change", "got"),
     [
         (lambda z: (z, z), "got tuple"),
@@ -100,8 +105,7 @@ def test_answers_that_are_no_logits_are_refused(attack: Attack, change: Callable
         attack(Answering(change).eval(), images(), THREAT, seed=0)
 
 
-@every
-@pytest.mark.parametrize(
+@combined(
     ("y", "message"),
     [
         (torch.full((6,), 4), "the model has 4 classes, the batch the label 4"),
@@ -117,8 +121,7 @@ def test_labels_that_do_not_fit_are_refused(attack: Attack, y: Tensor, message: 
         attack(Answering(lambda z: z).eval(), images()._replace(y=y), THREAT, seed=0)
 
 
-@every
-@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.int16])
+@combined(("kind",), [(torch.int32,), (torch.uint8,), (torch.int16,)])
 def test_labels_may_be_any_integers(attack: Attack, kind: torch.dtype) -> None:
     model, batch = Answering(lambda z: z).eval(), images()
     x = attack(model, batch._replace(y=batch.y.to(kind)), THREAT, seed=0)
@@ -153,8 +156,7 @@ def test_other_errors_of_a_model_are_its_own() -> None:
         PGD(steps=1)(model, images(), THREAT, seed=0)
 
 
-@every
-@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+@combined(("kind",), [(torch.float64,), (torch.float16,)])
 def test_a_model_of_another_precision_says_so(attack: Attack, kind: torch.dtype) -> None:
     model = Answering(lambda z: z).eval().to(kind)
     with pytest.raises(BastionError, match=f"images are float32, the model's weights {str(kind)[6:]}"):

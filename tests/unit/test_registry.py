@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,30 +113,27 @@ class Nothing(Attack):
 """
 
 
-def test_plug_ins_outside_the_package_are_found_by_being_there(tmp_path: Path) -> None:
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of attacks in $BASTION_PLUGINS, as a process finds it that has not looked for attacks yet."""
+    monkeypatch.setenv("BASTION_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(attacks, "_factories", dict(attacks._factories))
+    monkeypatch.setattr(attacks, "_discovered", False)
     (tmp_path / "attacks").mkdir()
-    (tmp_path / "attacks" / "nothing.py").write_text(PLUGIN)
-    listed = subprocess.run(
-        [sys.executable, "-c", "from bastion.attacks import attacks; print(attacks.build('nothing'), attacks.names())"],
-        env={"BASTION_PLUGINS": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "Nothing()" in listed
-    assert "'pgd'" in listed
+    return tmp_path / "attacks"
 
 
-def test_a_plug_in_may_not_replace_a_built_in_one(tmp_path: Path) -> None:
-    (tmp_path / "attacks").mkdir()
-    (tmp_path / "attacks" / "pgd.py").write_text(PLUGIN.replace('"nothing"', '"pgd"').replace("Nothing", "PGD"))
-    result = subprocess.run(
-        [sys.executable, "-c", "from bastion.attacks import attacks; attacks.names()"],
-        env={"BASTION_PLUGINS": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert "attack 'pgd' is defined twice: in bastion.attacks.pgd and in bastion_plugins.attacks.pgd" in result.stderr
+def test_plug_ins_outside_the_package_are_found_by_being_there(plugins: Path) -> None:
+    (plugins / "nothing.py").write_text(PLUGIN)
+    assert repr(attacks.build("nothing")) == "Nothing()"
+    assert {"nothing", "pgd"} < {*attacks.names()}
+
+
+def test_a_plug_in_may_not_replace_a_built_in_one(plugins: Path) -> None:
+    (plugins / "pgd.py").write_text(PLUGIN.replace('"nothing"', '"pgd"').replace("Nothing", "PGD"))
+    twice = "attack 'pgd' is defined twice: in bastion.attacks.pgd and in bastion_plugins.attacks.pgd"
+    with pytest.raises(BastionError, match=twice):
+        attacks.names()
 
 
 def test_a_plug_in_folder_that_is_not_there_is_an_error(

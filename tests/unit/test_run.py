@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from bastion import BastionError, storage
 from bastion.recipe import Recipe
 from bastion.recipe_yaml import dump
-from bastion.run import Run, begin_training, create_run, environment
+from bastion.run import Run, begin_training, create_run, environment, usable_cores
 from bastion.training.checkpoints import write_state
 
 RECIPE = Recipe.model_validate({"data": "cifar10-mini", "model": "vit/micro", "objective": "standard"})
@@ -175,3 +176,10 @@ def test_a_model_of_another_run_is_recognised(tmp_path: Path) -> None:
     shutil.copytree(run.model, other.model)
     with pytest.raises(BastionError, match=rf"other/model/card.json: is the model of another run \({run.id()}\)"):
         other.card()
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert usable_cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")  # not every system has it
+    assert usable_cores() == os.cpu_count()

@@ -6,6 +6,7 @@ in their original order. `scripts/make_cifar10_mini.py` makes the two files agai
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,13 @@ def _tiles(mosaic: Pixels) -> Pixels:
 @datasets.register("cifar10-mini")
 def cifar10_mini() -> DataSet:
     """400 + 100 images of each class of CIFAR-10, inside the package."""
-    return CIFAR10_MINI.data_set(decode())
+    return CIFAR10_MINI.data_set(_decoded())
+
+
+@cache
+def _decoded() -> Arrays:
+    """Once a process: it takes a quarter of a second."""
+    return decode()
 
 
 verifiers["cifar10-mini"] = lambda: digests(decode())

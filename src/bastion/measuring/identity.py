@@ -171,7 +171,12 @@ def _is_installed(kind: Any) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if kind.__module__.startswith("bastion.") or kind.__module__ == "builtins":
         return True
-    return file is not None and str(Path(file).resolve()).startswith(_INSTALLED)
+    return file is not None and _lies_installed(file)
+
+
+@functools.cache
+def _lies_installed(file: str) -> bool:
+    return str(Path(file).resolve()).startswith(_INSTALLED)
 
 
 def _plain(value: Any, depth: int = 4) -> Any:

@@ -8,7 +8,6 @@ random numbers draws also depends on which examples of a batch were stored befor
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -49,7 +48,7 @@ from bastion.models.complexity import parameters
 from bastion.models.load import best_device, is_function, load, locate, timm_model_name
 from bastion.progress import bar, console
 from bastion.registry import canonical
-from bastion.run import Run, create_run, environment
+from bastion.run import Run, create_run, environment, usable_cores
 from bastion.signals import stoppable
 from bastion.suite import CORRECT, Case, Suite, load_suite
 from bastion.types import Attack, DataSet, Probe, Split, Study, Tapped
@@ -258,7 +257,7 @@ def _execute(
     for number in {task.case for task in todo}:
         storage.check_writable(worker.store(worker.cases[number]).folder)
     devices = worker.job.devices
-    count = min(workers or (len(devices) if devices[0] != "cpu" else os.cpu_count() or 1), len(todo))
+    count = min(workers or (len(devices) if devices[0] != "cpu" else usable_cores()), len(todo))
     passes = {number: _passes(built) for number, built in enumerate(worker.built)}
     pace, done = Pace(_examples(tasks), _examples(todo), passes), 0
     studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}  # that are not done yet

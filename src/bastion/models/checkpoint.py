@@ -25,6 +25,7 @@ from bastion.forward import in_mode
 from bastion.memory import check_memory
 from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
+from bastion.models.meta import meta
 
 CARD = "card.json"
 OWN = "own"  # in the place of a model's name: a network of the user's, which no name builds
@@ -96,7 +97,7 @@ def _check_size(spec: Mapping[str, Any], where: str) -> None:
     if (usual and len(numbers) <= _FEW) or torch.get_default_device().type == "meta":  # or the caller tries it
         return
     too_deep = f"{where}: asks for a network of more than {MOST_TENSORS:,} tensors; choose a smaller one"
-    with rng.preserved(), torch.device("meta"), _at_most(MOST_TENSORS, too_deep):
+    with rng.preserved(), meta(), _at_most(MOST_TENSORS, too_deep):
         backbone = models.build(spec, where)
     _check_image(backbone.shape, where)
     tensors = (*backbone.network.parameters(), *backbone.network.buffers())
@@ -222,7 +223,7 @@ def _check_fits(card: Card, make: Callable[[], Classifier], path: Path) -> None:
     where = path.with_name(CARD)
     stored = _shapes(path)
     too_deep = f"{where}: model: asks for a network far larger than its weights; get both again"
-    with torch.device("meta"), _at_most(2 * len(stored) + 100, too_deep):  # some layers are built and then replaced
+    with meta(), _at_most(2 * len(stored) + 100, too_deep):  # some layers are built and then replaced
         model = make()
     for shape in (card.shape, (card.shape[0], *model.size)):
         _check_image(shape, str(where))

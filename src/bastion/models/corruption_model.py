@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bastion.errors import BastionError
 from bastion.models import checkpoint
 from bastion.models.load import locate
+from bastion.models.meta import meta
 from bastion.patches import Grid
 
 
@@ -89,7 +90,7 @@ def load_corruption_model(name: str | Path) -> CorruptionModel:
         )
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
-        with torch.device("meta"):  # so that a wrong card cannot make it allocate memory
+        with meta():  # so that a wrong card cannot make it allocate memory
             model = CorruptionModel(shape, found["score.weight"][-1])
         model.load_state_dict(tensors, assign=True)
     except (BastionError, KeyError, RuntimeError) as error:

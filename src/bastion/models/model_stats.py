@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 from bastion.types import Block
 
 FILE = Path(__file__).with_suffix(".json")
@@ -28,7 +27,7 @@ class ModelStats(NamedTuple):
 
 def count(spec: Mapping[str, Any] | str) -> ModelStats:
     """Count on torch's meta device, where tensors have shapes but no data."""
-    with torch.device("meta"):
+    with meta():
         backbone = models.build(spec)
         channels = backbone.shape[0]
         model = Classifier(backbone, (0.0,) * channels, (1.0,) * channels)

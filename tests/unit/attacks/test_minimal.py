@@ -27,11 +27,9 @@ def _ratios(norm: Norm, model: Linear, batch: Batch, x: Tensor) -> Tensor:
     return BOX[norm].distance(batch.x, x) / nearest(norm, model, batch)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("interior", [True, False], ids=["interior", "box"])
-@pytest.mark.parametrize("classes", [2, 5])
-def test_minimal_finds_the_true_distance(norm: Norm, interior: bool, classes: int, make_linear: MakeLinear) -> None:
-    model, batch = make_linear(classes=classes, interior=interior)
+@pytest.mark.parametrize(("norm", "interior"), [("linf", False), ("l2", False), ("l1", False), ("l2", True)])
+def test_minimal_finds_the_true_distance(norm: Norm, interior: bool, make_linear: MakeLinear) -> None:
+    model, batch = make_linear(classes=5, interior=interior)
     ratios = _ratios(norm, model, batch, Minimal(steps=20, fab_steps=20)(model, batch, BOX[norm], seed=0))
     assert ratios.min() >= 1 - 1e-6
     assert ratios.max() <= 1.02 + 2**-10
@@ -39,11 +37,11 @@ def test_minimal_finds_the_true_distance(norm: Norm, interior: bool, classes: in
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_minimal_is_never_beaten_by_an_attack_at_a_fixed_radius(norm: Norm, make_linear: MakeLinear) -> None:
-    model, batch = make_linear(classes=5, n=12)
-    found = BOX[norm].distance(batch.x, Minimal(steps=20, fab_steps=30)(model, batch, BOX[norm], seed=0))
-    for eps in nearest(norm, model, batch).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist():
+    model, batch = make_linear(classes=5, n=8)
+    found = BOX[norm].distance(batch.x, Minimal(steps=10, fab_steps=20)(model, batch, BOX[norm], seed=0))
+    for eps in nearest(norm, model, batch).quantile(torch.tensor([0.3, 0.8], dtype=torch.float64)).tolist():
         threat = Threat(norm, eps)
-        fooled = model(APGD(loss="dlr", targets=4)(model, batch, threat, seed=0)).argmax(1) != batch.y
+        fooled = model(APGD(steps=50, loss="dlr", targets=4)(model, batch, threat, seed=0)).argmax(1) != batch.y
         assert (found[fooled] <= eps * (1 + 1e-6)).all()
 
 

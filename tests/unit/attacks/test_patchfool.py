@@ -22,8 +22,14 @@ THREATS = [FREE, Threat("linf", 0.1), Threat("l2", 0.8), Threat("l1", 4.0)]
 ids = ["free", "linf", "l2", "l1"]
 
 
+@pytest.fixture
+def vit() -> Classifier:
+    return small_vit(class_token=True, depth=6)
+
+
 @pytest.fixture(params=[True, False], ids=["class-token", "mean-pooled"])
-def vit(request: pytest.FixtureRequest) -> Classifier:
+def either_vit(request: pytest.FixtureRequest) -> Classifier:
+    """Tokens of the image are found behind a class token, or where there is none."""
     return small_vit(request.param, depth=6)
 
 
@@ -51,26 +57,26 @@ def test_conflicting_gradients_lose_what_opposes_the_main_one_and_others_are_lef
     assert torch.allclose(merged([main, other], 0.5), main + 0.5 * freed)
 
 
-def test_attention_paid_is_the_mean_log_attention_to_the_token(vit: Classifier) -> None:
-    batch = right_batch(vit)
-    _, maps = patch_attention(vit, batch.x, "here")
-    with vit.tap("attention") as taps:
-        vit(batch.x)
+def test_attention_paid_is_the_mean_log_attention_to_the_token(either_vit: Classifier) -> None:
+    batch = right_batch(either_vit)
+    _, maps = patch_attention(either_vit, batch.x, "here")
+    with either_vit.tap("attention") as taps:
+        either_vit(batch.x)
     token = 5 + (1 if taps.attention["blocks.2"].shape[3] == 17 else 0)
     expected = taps.attention["blocks.2"].mean(1)[:, :, token].log().mean(1)
     patch = Grid(16, 16, 4).mask(torch.full((6, 1), 5))
     assert torch.allclose(attention_paid(maps[2], patch), expected, atol=1e-12)
 
 
-def test_the_gradient_of_attention_is_that_of_finite_differences(vit: Classifier) -> None:
-    batch = right_batch(vit, 3)
+def test_the_gradient_of_attention_is_that_of_finite_differences(either_vit: Classifier) -> None:
+    batch = right_batch(either_vit, 3)
     first = Grid(16, 16, 4).mask(torch.tensor([[5], [0], [15]]))
-    gradients = misled(vit, batch, first).gradients
+    gradients = misled(either_vit, batch, first).gradients
     assert len(gradients) == 3  # cross-entropy, and blocks 1 and 2 of 6
     direction = torch.randn(batch.x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def paid(x: Tensor, block: int) -> Tensor:
-        return attention_paid(patch_attention(vit, x, "here")[1][block], first)
+        return attention_paid(patch_attention(either_vit, x, "here")[1][block], first)
 
     step = 1e-6 * direction
     with torch.no_grad():
@@ -112,10 +118,9 @@ def test_without_weight_it_is_adam_on_the_cross_entropy_of_the_patch(vit: Classi
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=ids)
-@pytest.mark.parametrize("pixels", [None, 5])
-@pytest.mark.parametrize("patches", [1, 3])
+@pytest.mark.parametrize(("patches", "pixels"), [(1, None), (3, 5)])
 def test_it_keeps_to_its_patches_pixels_and_threat(
-    vit: Classifier, threat: Threat, pixels: int | None, patches: int
+    vit: Classifier, threat: Threat, patches: int, pixels: int | None
 ) -> None:
     batch = right_batch(vit)
     batch = batch._replace(y=torch.cat([batch.y[:3], (batch.y[3:] + 1) % 3]))  # half are wrong already

@@ -41,16 +41,20 @@ def grey(count: int = 1, level: float = 128, side: int = 32) -> Tensor:
     return torch.full((count, 3, side, side), level / 255)
 
 
-@pytest.fixture(autouse=True)
-def textures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six pictures under the names of the photographs, each of one grey level."""
-    folder = tmp_path / "frost"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("frost")
     for number in range(1, 7):
         pixels = np.full((400, 500, 3), 20 * number, dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"frost{number}.{'png' if number < 4 else 'jpg'}", quality=100)
-    monkeypatch.setenv("BASTION_FROST", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def textures(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BASTION_FROST", str(photographs))
+    return photographs
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,7 +66,7 @@ def test_an_image_alone_is_corrupted_as_in_company(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [(3, 32, 32), (3, 40, 28), (1, 28, 28), (3, 72, 100), (3, 8, 8)])
+@pytest.mark.parametrize("shape", [(1, 40, 28), (3, 72, 100), (3, 8, 8)])
 def test_shape_and_range_stay_and_values_are_8_bit(name: str, shape: tuple[int, int, int]) -> None:
     x = pictures(2, *shape[1:], channels=shape[0])
     if name == "saturate" and shape[0] == 1:

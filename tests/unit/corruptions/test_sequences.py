@@ -57,14 +57,14 @@ def test_sequences_are_as_long_as_published_and_clean_where_they_should_be(param
 
 @pytest.mark.parametrize("name", PERTURBATIONS)
 def test_an_image_alone_has_the_frames_that_it_has_in_company(name: str) -> None:
-    x, index = pictures(4), torch.tensor([7, 3, 1000, 4])
+    x, index = pictures(2), torch.tensor([7, 1000])
     together = torch.stack(list(frames(x, name, index=index)))
-    alone = [torch.stack(list(frames(x[i : i + 1], name, index=index[i : i + 1]))) for i in range(4)]
+    alone = [torch.stack(list(frames(x[i : i + 1], name, index=index[i : i + 1]))) for i in range(2)]
     assert torch.equal(together, torch.cat(alone, 1))
 
 
 @pytest.mark.parametrize("name", PERTURBATIONS)
-@pytest.mark.parametrize("shape", [(3, 40, 28), (1, 28, 28), (3, 8, 8)])
+@pytest.mark.parametrize("shape", [(1, 40, 28), (3, 8, 8)])
 def test_shape_and_range_stay_and_values_are_8_bit(name: str, shape: tuple[int, int, int]) -> None:
     x = pictures(2, *shape[1:], channels=shape[0])
     made = sequence(x, name)

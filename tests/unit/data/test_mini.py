@@ -33,6 +33,12 @@ def test_it_is_in_the_original_order_and_not_by_class() -> None:
     assert mini.decode()["test_labels"][:6].tolist() == [3, 8, 8, 0, 6, 6]
 
 
+def test_it_is_decoded_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = datasets.build("cifar10-mini")
+    monkeypatch.setattr(mini, "decode", lambda: pytest.fail("again"))
+    assert torch.equal(datasets.build("cifar10-mini").test.batch([7]).x, first.test.batch([7]).x)
+
+
 def test_it_stays_small() -> None:
     assert sum(path.stat().st_size for path in (mini.MOSAIC, mini.LABELS)) < 12e6
 

@@ -9,13 +9,14 @@ from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.botnet import MHSA
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 
 cifar_botnet = models.factory("cifar/botnet")
 tiny_botnet = models.factory("tiny/botnet")
 
 
 def test_parameters_are_those_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_botnet().network) == 18_827_082
         assert complexity.parameters(tiny_botnet().network) <= 1_500_000
 
@@ -39,7 +40,7 @@ def test_attention_is_of_content_and_of_rows_and_columns() -> None:
 
 @pytest.mark.parametrize("size", [32, 224])
 def test_the_last_stage_attends_before_and_after_it_halves_the_map(size: int) -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(cifar_botnet(img_size=size), (0.5,) * 3, (0.5,) * 3).eval()
         with model.tap("attention", "blocks") as taps:
             assert model(torch.empty(1, 3, size, size)).shape == (1, 10)

@@ -7,10 +7,11 @@ import torch
 
 from bastion import BastionError
 from bastion.models import Classifier, complexity, models
+from bastion.models.meta import meta
 
 
 def test_size_and_cost_are_those_of_the_thesis() -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(models.build("cait/s12"), (0.5,) * 3, (0.25,) * 3).requires_grad_(False)
     assert complexity.parameters(model) == 25_611_688
     assert complexity.macs(model) / 1e9 == pytest.approx(4.75, abs=0.0051)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from bastion import BastionError
 from bastion.models import Classifier, complexity, models
 from bastion.models.cauchy import Attention, TokenConvolutions
+from bastion.models.meta import meta
 
 PARAMETERS = {
     "vit-cauchy/t1": 918_410,
@@ -47,7 +48,7 @@ HEADS = {"t1": 1, "t2": 4, "t3": 1, "t4": 4, "s1": 1, "s2": 4, "s3": 1, "s4": 4,
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_sizes_are_those_of_the_authors_code(name: str) -> None:
-    with torch.device("meta"):
+    with meta():
         backbone = models.build(name)
     assert complexity.parameters(backbone.network) == PARAMETERS[name]
     assert (backbone.num_classes, backbone.shape) == (10, (3, 224, 224))

@@ -8,13 +8,14 @@ from torch import nn
 
 from bastion.models import complexity, models
 from bastion.models.cct import CCTBlock, Tokenizer, Tokenizing
+from bastion.models.meta import meta
 
 cifar_cct = models.factory("cifar/cct")
 tiny_cct = models.factory("tiny/cct")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_cct().network) == 3_760_139
         assert complexity.parameters(tiny_cct().network) <= 1_500_000
 
@@ -23,14 +24,14 @@ def test_it_has_the_parameters_of_the_paper() -> None:
     ("kind", "img_size", "side"), [("3x1", 32, 16), ("3x2", 32, 8), ("7x1", 32, 8), ("7x2", 32, 2), ("7x2", 224, 14)]
 )
 def test_a_tokenizer_makes_the_grid_that_it_says(kind: Tokenizing, img_size: int, side: int) -> None:
-    with torch.device("meta"):
+    with meta():
         tokenizer = Tokenizer(kind, img_size, 3, 16)
         assert tokenizer.grid_size == (side, side)
         assert tokenizer(torch.empty(2, 3, img_size, img_size)).shape == (2, side * side, 16)
 
 
 def test_images_of_224_get_196_tokens_unless_the_tokenizer_is_named() -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_cct(img_size=224).network.eval()
         assert network.pos_embed.shape == (1, 196, 256)
         assert network(torch.empty(2, 3, 224, 224)).shape == (2, 10)
@@ -56,7 +57,7 @@ def test_tokens_are_pooled_by_a_softmax_of_one_score_each() -> None:
 
 
 def test_blocks_are_dropped_more_often_the_deeper_they_are() -> None:
-    with torch.device("meta"):
+    with meta():
         rates = [block.drop_path.drop_prob for block in cifar_cct(drop_path_rate=0.3).network.blocks]
     assert rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
 

@@ -7,13 +7,14 @@ import torch
 
 from bastion.models import complexity, models
 from bastion.models.ceit import CeiTBlock, ImageToTokens, LayerwiseClassAttention, LeFF
+from bastion.models.meta import meta
 
 cifar_ceit = models.factory("cifar/ceit")
 tiny_ceit = models.factory("tiny/ceit")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_ceit().network) == 5_562_634
         assert complexity.parameters(cifar_ceit(class_attention=True).network) == 5_859_082
         assert complexity.parameters(tiny_ceit().network) <= 1_500_000
@@ -21,7 +22,7 @@ def test_it_has_the_parameters_of_the_paper() -> None:
 
 @pytest.mark.parametrize(("img_size", "side"), [(32, 2), (64, 4), (224, 14)])
 def test_tokens_are_patches_of_a_map_a_quarter_as_large(img_size: int, side: int) -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_ceit(img_size=img_size, class_attention=True).network.eval()
         x = torch.empty(2, 3, img_size, img_size)
         assert network.patch_embed.grid_size == (side, side)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bastion.models import complexity, models
 from bastion.models.cifar_vit import PEG
 from bastion.models.classifier import Backbone, Classifier
+from bastion.models.meta import meta
 
 cifar_cpvt = models.factory("cifar/cpvt")
 cifar_vit = models.factory("cifar/vit")
@@ -28,12 +29,12 @@ def _shuffled(x: Tensor, patch: int) -> Tensor:
 
 @pytest.mark.parametrize(("patch_size", "expected"), [(8, 9_835_530), (4, 9_786_378), (2, 9_866_250)])
 def test_the_vit_has_the_parameters_of_the_paper(patch_size: int, expected: int) -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_vit(patch_size=patch_size).network) == expected
 
 
 def test_cpvt_has_the_parameters_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_cpvt().network) == 9_495_562
         assert complexity.parameters(cifar_cpvt(global_pool="avg").network) == 9_495_050
         assert complexity.parameters(tiny_cpvt().network) <= 1_500_000
@@ -41,7 +42,7 @@ def test_cpvt_has_the_parameters_of_the_paper() -> None:
 
 @pytest.mark.parametrize("factory", [cifar_vit, cifar_cpvt])
 def test_patches_of_16_serve_images_of_224(factory: type[Backbone]) -> None:
-    with torch.device("meta"):
+    with meta():
         network = factory(img_size=224, patch_size=16).network.eval()
         assert network.patch_embed.grid_size == (14, 14)
         assert network(torch.empty(2, 3, 224, 224)).shape == (2, 10)

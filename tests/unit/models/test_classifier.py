@@ -11,6 +11,7 @@ from torch import nn
 from bastion import BastionError
 from bastion.models import Backbone, Classifier, checkpoint, models
 from bastion.models.classifier import Blocks
+from bastion.models.meta import meta
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
 
@@ -112,7 +113,7 @@ def test_other_families_show_their_own_kind_of_attention(name: str, blocks: int,
     ],
 )
 def test_blocks_say_what_they_attend_to(name: str, kinds: dict[str | None, int]) -> None:
-    with torch.device("meta"):
+    with meta():
         blocks = Classifier(models.build(name), MEAN, STD).blocks()
     assert Counter(block.attention for block in blocks) == kinds
     assert sum(block.attends for block in blocks) == sum(kinds.values()) - kinds.get("class", 0) - kinds.get(None, 0)

@@ -9,6 +9,7 @@ from torch import nn
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
 from bastion.models.coatnet import MBConvBlock, RelativeAttention, TransformerBlock
+from bastion.models.meta import meta
 
 cifar_coatnet = models.factory("cifar/coatnet")
 tiny_coatnet = models.factory("tiny/coatnet")
@@ -27,19 +28,19 @@ COUNTS = {
 
 @pytest.mark.parametrize(("stages", "expected"), COUNTS.items())
 def test_it_has_the_parameters_of_the_paper(stages: str, expected: int) -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_coatnet(stages=stages).network) == expected
 
 
 @pytest.mark.parametrize("stages", ["CCTT", "TTTT", "TCTC"])
 def test_the_small_one_is_small(stages: str) -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(tiny_coatnet(stages=stages).network) <= 1_500_000
 
 
 @pytest.mark.parametrize(("img_size", "sides"), [(32, [16, 8, 4, 2, 1]), (224, [112, 56, 28, 14, 7])])
 def test_every_stage_halves_the_map(img_size: int, sides: list[int]) -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_coatnet(img_size=img_size).network.eval()
         x = network.stem(torch.empty(2, 3, img_size, img_size))
         found = [x.shape[-1]]

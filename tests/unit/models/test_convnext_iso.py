@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from bastion import BastionError
 from bastion.models import Classifier, complexity, models
 from bastion.models.convnext_iso import RENAMES, IsotropicConvNeXt
+from bastion.models.meta import meta
 
 
 def _small(layer_scale: float | None = None) -> IsotropicConvNeXt:
@@ -21,7 +22,7 @@ def _small(layer_scale: float | None = None) -> IsotropicConvNeXt:
     ("size", "parameters", "gmacs"), [("s", 22_308_712, 4.29), ("b", 87_083_752, 16.9), ("l", 305_942_504, 59.7)]
 )
 def test_sizes_and_costs(size: str, parameters: int, gmacs: float) -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(models.build(f"convnext-iso/{size}"), (0.5,) * 3, (0.25,) * 3)
     assert complexity.parameters(model) == parameters
     assert complexity.macs(model) / 1e9 == pytest.approx(gmacs, abs=0.06)

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bastion import BastionError
 from bastion.models import Backbone, Classifier, complexity, models
+from bastion.models.meta import meta
 from bastion.models.stems import Layer, Stem
 
 VIT_STEM = [[48, 3, 2], [96, 3, 2], [192, 3, 2], [384, 3, 2]]
@@ -59,7 +60,7 @@ def _meta(name: str, **options: Any) -> Backbone:
 
 @cache
 def _built(spec: str) -> Backbone:
-    with torch.device("meta"):
+    with meta():
         return models.build(json.loads(spec))
 
 
@@ -78,7 +79,7 @@ def test_designs_have_the_size_and_the_cost_of_the_paper(
     name: str, layers: list[Layer], parameters: int, gmacs: float
 ) -> None:
     network = _meta(f"convstem/{name}", stem="conv").network
-    with torch.device("meta"):
+    with meta():
         stem = Stem(layers, 3, 384 if name == "vit-s" else None)
     rest = complexity.parameters(network) - complexity.parameters(_stem(network))
     assert rest + complexity.parameters(stem) == parameters
@@ -104,7 +105,7 @@ def test_a_design_is_built_as_it_is_written(name: str, layers: list[list[int]], 
 @cache
 def _body_macs(name: str) -> int:
     """Of all behind the stem, which no design changes."""
-    with torch.device("meta"):
+    with meta():
         model = Classifier(_meta(f"convstem/{name}", stem="conv"), (0.5,) * 3, (0.25,) * 3)
     return complexity.macs(model) - _macs(_stem(model.network))
 
@@ -226,7 +227,7 @@ def test_new_stems_are_random_as_torch_makes_them_and_the_rest_as_timm_does() ->
     ],
 )
 def test_what_cannot_be_built_says_why(options: dict[str, Any], message: str) -> None:
-    with torch.device("meta"), pytest.raises(BastionError, match=message):
+    with meta(), pytest.raises(BastionError, match=message):
         models.build(options)
 
 

@@ -7,13 +7,14 @@ import torch
 
 from bastion.models import complexity, models
 from bastion.models.cvt import ConvAttention
+from bastion.models.meta import meta
 
 cifar_cvt = models.factory("cifar/cvt")
 tiny_cvt = models.factory("tiny/cvt")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_cvt().network) == 19_547_466
         assert complexity.parameters(tiny_cvt().network) <= 1_500_000
         wider = (7 * 7 - 3 * 3) * 3 * 64  # the published first kernel
@@ -27,7 +28,7 @@ def test_it_has_the_parameters_of_the_paper() -> None:
 def test_stages_have_the_maps_that_the_first_stride_gives(
     img_size: int, patch_size: int | None, sides: list[int]
 ) -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_cvt(img_size=img_size, patch_size=patch_size).network.eval()
         x, found = torch.empty(1, 3, img_size, img_size), []
         for stage in network.stages:

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 
 cifar_densenet = models.factory("cifar/densenet")
 
 
 def test_it_has_one_million_parameters() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_densenet().network) == 1_000_618
 
 

@@ -10,6 +10,7 @@ import torch
 from bastion import BastionError
 from bastion.models import checkpoint, complexity, models
 from bastion.models.fan import ChannelGate, ConvFFN, HybridStem, PlainStem, TokenAttention
+from bastion.models.meta import meta
 
 
 @pytest.mark.parametrize(
@@ -27,12 +28,12 @@ from bastion.models.fan import ChannelGate, ConvFFN, HybridStem, PlainStem, Toke
     ],
 )
 def test_sizes_have_the_published_parameters(spec: dict[str, Any], parameters: int) -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(models.build(spec).network) == parameters
 
 
 def test_weights_are_named_as_in_the_released_files() -> None:
-    with torch.device("meta"):
+    with meta():
         names = set(models.build("fan/hybrid-t").network.state_dict())
     block = {
         *("gamma1", "gamma2", "norm1.weight", "norm2.weight", "attn.q.weight", "attn.kv.weight", "attn.proj.weight"),
@@ -107,13 +108,13 @@ def test_hybrid_stems_of_all_patch_sizes_share_weights(patch_size: int, side: in
 
 
 def test_native_images_make_fourteen_by_fourteen_tokens() -> None:
-    with torch.device("meta"):
+    with meta():
         x = torch.empty(2, 3, 224, 224)
         assert PlainStem(224, 16, 3, 192)(x).shape == HybridStem(224, 16, 3, 192, (3, 3))(x).shape == (2, 192, 14, 14)
 
 
 def test_drop_path_is_the_same_in_every_block() -> None:
-    with torch.device("meta"):
+    with meta():
         network = models.build({"name": "fan/vit-t", "drop_path_rate": 0.1}).network
     assert [block.drop_path.drop_prob for block in network.blocks] == [0.1] * 12
 
@@ -156,5 +157,5 @@ def test_a_hybrid_takes_small_images_with_patches_of_eight() -> None:
     ],
 )
 def test_what_cannot_be_built_says_why(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(BastionError, match=message), torch.device("meta"):
+    with pytest.raises(BastionError, match=message), meta():
         models.build(spec)

@@ -18,6 +18,7 @@ from bastion.cli import app
 from bastion.models import checkpoint, models
 from bastion.models.import_checkpoint import NORMALISATIONS, import_file
 from bastion.models.load import load
+from bastion.models.meta import meta
 
 pytestmark = pytest.mark.xdist_group("import")  # its fixtures are made once
 
@@ -208,7 +209,7 @@ def test_a_resnet_of_the_reference_implementation_answers_as_there(tmp_path: Pat
 def test_names_of_the_usual_cifar_code_are_known(model: str, names: dict[str, str], tmp_path: Path) -> None:
     from bastion.models.import_checkpoint import _renamed
 
-    with torch.device("meta"):
+    with meta():
         backbone = models.build(model)
     own = backbone.network.state_dict()
     theirs = {}

@@ -11,6 +11,7 @@ from torch import nn
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 
 cifar_levit = models.factory("cifar/levit")
 tiny_levit = models.factory("tiny/levit")
@@ -25,7 +26,7 @@ def _biases(first: int) -> int:
 
 
 def test_parameters_are_those_of_levit_128s_and_its_tables() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_levit(patch_size=16).network) == PLAIN + _biases(2) == 7_004_956
         assert complexity.parameters(cifar_levit().network) == PLAIN + _biases(8) == 7_006_522
         assert complexity.parameters(tiny_levit().network) <= 1_500_000
@@ -33,7 +34,7 @@ def test_parameters_are_those_of_levit_128s_and_its_tables() -> None:
 
 @pytest.mark.parametrize(("size", "patch", "sides"), [(32, 4, (8, 4, 2)), (32, 2, (16, 8, 4)), (224, 16, (14, 7, 4))])
 def test_patches_make_the_grid(size: int, patch: int, sides: tuple[int, ...]) -> None:
-    with torch.device("meta"):
+    with meta():
         backbone = models.factory("cifar/levit")(img_size=size, patch_size=patch)
         model = Classifier(backbone, (0.5,) * 3, (0.5,) * 3).eval()
         with model.tap("attention") as taps:

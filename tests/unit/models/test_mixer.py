@@ -6,19 +6,20 @@ import pytest
 import torch
 
 from bastion.models import complexity, models
+from bastion.models.meta import meta
 
 cifar_mixer = models.factory("cifar/mixer")
 tiny_mixer = models.factory("tiny/mixer")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_mixer().network) == 681_746
         assert complexity.parameters(tiny_mixer().network) <= 1_500_000
 
 
 def test_patches_of_16_serve_images_of_224() -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_mixer(img_size=224, patch_size=16).network.eval()
         assert network.blocks[0].mlp_tokens.fc1.in_features == 197
         assert network(torch.empty(2, 3, 224, 224)).shape == (2, 10)

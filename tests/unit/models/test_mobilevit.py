@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bastion.models import complexity, models
+from bastion.models.meta import meta
 from bastion.models.mobilevit import MobileViTBlock, MV2Block, Stride, _joined, _parted
 
 cifar_mobilevit = models.factory("cifar/mobilevit")
@@ -13,7 +14,7 @@ tiny_mobilevit = models.factory("tiny/mobilevit")
 
 
 def test_it_has_the_parameters_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_mobilevit().network) == 5_003_120
         assert complexity.parameters(cifar_mobilevit(img_size=224).network) == 5_003_120
         assert complexity.parameters(tiny_mobilevit().network) <= 1_500_000
@@ -26,7 +27,7 @@ def test_it_has_the_parameters_of_the_paper() -> None:
 def test_transformers_run_on_the_maps_that_the_stride_gives(
     img_size: int, stride: Stride | None, sides: list[int]
 ) -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_mobilevit(img_size=img_size, stride=stride).network.eval()
         x, found = network.stem(network.conv1(torch.empty(2, 3, img_size, img_size))), []
         for block in network.trunk:

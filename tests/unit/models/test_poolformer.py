@@ -10,13 +10,14 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 
 cifar_poolformer = models.factory("cifar/poolformer")
 tiny_poolformer = models.factory("tiny/poolformer")
 
 
 def test_parameters_are_those_of_the_paper_at_every_stride() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_poolformer().network) == 11_399_626
         assert complexity.parameters(cifar_poolformer(patch_size=4).network) == 11_399_626
         assert complexity.parameters(tiny_poolformer().network) <= 1_500_000
@@ -24,7 +25,7 @@ def test_parameters_are_those_of_the_paper_at_every_stride() -> None:
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_the_stem_has_the_stride_that_was_asked_for(stride: Literal[1, 2, 4]) -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(cifar_poolformer(img_size=224, patch_size=stride), (0.5,) * 3, (0.5,) * 3).eval()
         with model.tap("blocks") as taps:
             assert model(torch.empty(1, 3, 224, 224)).shape == (1, 10)

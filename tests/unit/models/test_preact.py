@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bastion.models import complexity, models
+from bastion.models.meta import meta
 from bastion.models.preact import PreActBlock, PreActBottleneck, PreActResNet
 
 cifar_preact_resnet = models.factory("cifar/preact-resnet")
@@ -14,7 +15,7 @@ cifar_preact_resnet18 = models.factory("cifar/preact-resnet18")
 
 
 def test_parameters_are_those_of_the_papers() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_preact_resnet().network) == 23_509_066
         assert complexity.parameters(cifar_preact_resnet18().network) == 11_171_146
 

@@ -8,6 +8,7 @@ import torch
 from bastion import BastionError
 from bastion.models import models
 from bastion.models.import_checkpoint import _renamed
+from bastion.models.meta import meta
 from bastion.models.pvt import ReducedAttention
 
 
@@ -26,12 +27,12 @@ def test_keys_and_values_are_those_of_the_coarser_grid() -> None:
 def test_sizes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(BastionError, match="img_size: 100 does not divide into the patches of all four stages"):
         models.build({"name": "pvt/ti", "img_size": 100})
-    with torch.device("meta"):
+    with meta():
         assert models.build({"name": "pvt/ti", "img_size": 32}).network(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
 
 
 def test_the_names_of_the_authors_are_known() -> None:
-    with torch.device("meta"):
+    with meta():
         backbone = models.build("tiny/pvt")
     theirs = {}
     for name, tensor in backbone.network.state_dict().items():

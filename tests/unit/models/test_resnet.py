@@ -6,6 +6,7 @@ import torch
 
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 
 cifar_resnet = models.factory("cifar/resnet")
 cifar_resnet18 = models.factory("cifar/resnet18")
@@ -13,14 +14,14 @@ cifar_resnext = models.factory("cifar/resnext")
 
 
 def test_parameters_are_those_of_the_papers() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_resnet().network) == 23_520_842
         assert complexity.parameters(cifar_resnet18().network) == 11_173_962
         assert complexity.parameters(cifar_resnext().network) == 9_128_778
 
 
 def test_the_first_stage_has_the_size_of_the_image() -> None:
-    with torch.device("meta"):
+    with meta():
         for make, blocks in ((cifar_resnet, 16), (cifar_resnet18, 8), (cifar_resnext, 9)):
             model = Classifier(make(img_size=224), (0.5,) * 3, (0.5,) * 3).eval()
             with model.tap("blocks") as taps:
@@ -32,7 +33,7 @@ def test_the_first_stage_has_the_size_of_the_image() -> None:
 
 
 def test_a_resnext_convolves_in_two_groups_of_64_and_a_stem_of_single_pixels() -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_resnext().network
     assert network.conv1.weight.shape == (64, 3, 1, 1)
     for stage, width in ((network.layer1, 128), (network.layer2, 256), (network.layer3, 512)):

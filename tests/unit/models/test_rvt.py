@@ -10,6 +10,7 @@ from torch import nn
 
 from bastion import BastionError
 from bastion.models import checkpoint, complexity, models
+from bastion.models.meta import meta
 from bastion.models.rvt import Attention, ConvFFN, PatchEmbed
 
 
@@ -30,12 +31,12 @@ from bastion.models.rvt import Attention, ConvFFN, PatchEmbed
     ],
 )
 def test_sizes_have_the_published_parameters(spec: dict[str, Any], parameters: int) -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(models.build(spec).network) == parameters
 
 
 def test_weights_are_named_as_in_the_released_files() -> None:
-    with torch.device("meta"):
+    with meta():
         names = set(models.build("rvt/ti").network.state_dict())
         conv = set(models.build({"name": "rvt/ti", "qkv": "conv"}).network.state_dict())
     layers = {
@@ -51,7 +52,7 @@ def test_weights_are_named_as_in_the_released_files() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("rvt/ti", 10), ("rvt/s", 5), ("rvt/b", 5)])
 def test_the_first_blocks_scale_by_position(name: str, count: int) -> None:
-    with torch.device("meta"):
+    with meta():
         state = models.build(name).network.state_dict()
     masks = {key: tensor.shape for key, tensor in state.items() if key.endswith("att_mask")}
     heads = 12 if name == "rvt/b" else 6
@@ -59,7 +60,7 @@ def test_the_first_blocks_scale_by_position(name: str, count: int) -> None:
 
 
 def test_the_second_stage_has_a_quarter_of_the_tokens_and_twice_the_width() -> None:
-    with torch.device("meta"):
+    with meta():
         network = models.build("rvt/ti").network
         image = network.patch_embed(torch.empty(2, 3, 224, 224))
         assert image.shape == (2, 192, 14, 14)
@@ -136,7 +137,7 @@ def test_the_ffn_mixes_each_token_with_its_neighbours_only() -> None:
 
 
 def test_drop_path_grows_with_depth_over_both_stages() -> None:
-    with torch.device("meta"):
+    with meta():
         network = models.build({"name": "rvt/ti", "drop_path_rate": 0.12}).network
     rates = [block.drop_path.drop_prob for stage in network.transformers for block in stage.blocks]
     assert rates == pytest.approx([0.01 * number for number in range(12)])
@@ -174,5 +175,5 @@ def test_without_scaling_any_grid_will_do() -> None:
     ],
 )
 def test_what_cannot_be_built_says_why(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(BastionError, match=message), torch.device("meta"):
+    with pytest.raises(BastionError, match=message), meta():
         models.build(spec)

@@ -12,6 +12,7 @@ from bastion import BastionError
 from bastion.models import checkpoint, complexity, models
 from bastion.models.adapt import transfer
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 from bastion.models.swin import Merge, Stage, WindowAttention
 
 cifar_swin = models.factory("cifar/swin")
@@ -19,7 +20,7 @@ tiny_swin = models.factory("tiny/swin")
 
 
 def test_parameters_are_those_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_swin().network) == 27_428_086
         assert complexity.parameters(tiny_swin().network) <= 1_500_000
 
@@ -63,7 +64,7 @@ def test_attention_is_within_windows_and_not_round_the_edge(side: int, shift: in
 
 @pytest.mark.parametrize(("size", "sides"), [(32, (16, 16, 8, 4)), (224, (112, 112, 56, 28))])
 def test_maps_are_of_windows(size: int, sides: tuple[int, ...]) -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(cifar_swin(img_size=size), (0.5,) * 3, (0.5,) * 3).eval()
         with model.tap("attention") as taps:
             assert model(torch.empty(2, 3, size, size)).shape == (2, 10)
@@ -73,7 +74,7 @@ def test_maps_are_of_windows(size: int, sides: tuple[int, ...]) -> None:
 
 
 def test_every_other_block_is_shifted() -> None:
-    with torch.device("meta"):
+    with meta():
         network = cifar_swin(window_size=2).network
     shifts = [module.shift for module in network.modules() if isinstance(module, WindowAttention)]
     assert shifts == [0, 1] * 6

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 
 from bastion import BastionError
 from bastion.models import checkpoint, complexity, models
+from bastion.models.meta import meta
 from bastion.models.t2t import TokensToToken, TokenTransformer, sinusoids
 
 
 @pytest.mark.parametrize(("name", "parameters", "dim"), [("t2t/14", 21_541_070, 384), ("t2t/24", 64_101_454, 512)])
 def test_sizes_have_the_published_parameters(name: str, parameters: int, dim: int) -> None:
-    with torch.device("meta"):
+    with meta():
         network = models.build(name).network
         trained = sum(each.numel() for each in network.parameters() if each.requires_grad)
         assert complexity.parameters(network) == parameters == trained + 197 * dim
@@ -79,7 +80,7 @@ def test_tokens_are_in_the_order_of_the_image() -> None:
 
 
 def test_drop_path_grows_with_depth() -> None:
-    with torch.device("meta"):
+    with meta():
         network = models.build({"name": "t2t/14", "drop_path_rate": 0.13}).network
     rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in network.blocks]
     assert rates == pytest.approx([0.01 * number for number in range(14)])
@@ -112,5 +113,5 @@ def test_the_position_table_is_not_trained() -> None:
     ],
 )
 def test_what_cannot_be_built_says_why(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(BastionError, match=message), torch.device("meta"):
+    with pytest.raises(BastionError, match=message), meta():
         models.build(spec)

@@ -7,6 +7,7 @@ import torch
 
 from bastion import BastionError
 from bastion.models import Classifier, checkpoint, models
+from bastion.models.meta import meta
 
 FAMILIES = (
     *("deit_tiny_patch16_224", "vit_tiny_patch16_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "convnext_atto"),
@@ -25,7 +26,7 @@ FAMILIES = (
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_takes_images_of_32(name: str) -> None:
-    with torch.device("meta"):
+    with meta():
         backbone = models.build({"name": f"timm/{name}", "img_size": 32, "num_classes": 10})
         assert backbone.shape == (3, 32, 32) and backbone.paper
         assert backbone.network.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -45,7 +46,7 @@ def test_attention_is_seen_whatever_its_axes(name: str, maps: int) -> None:
 
 
 def test_blocks_of_a_family_that_is_not_declared_are_an_error() -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(models.build("timm/crossvit_tiny_240"), (0.5,) * 3, (0.25,) * 3)
     with pytest.raises(BastionError, match="CrossVit: which of its modules are residual blocks is not known"):
         model.blocks()

@@ -10,6 +10,7 @@ from torch import nn
 
 from bastion import BastionError
 from bastion.models import models
+from bastion.models.meta import meta
 
 
 @pytest.mark.parametrize(("name", "kind"), [("relu", nn.ReLU), ("silu", nn.SiLU), ("gelu", nn.GELU)])
@@ -17,7 +18,7 @@ from bastion.models import models
     "model", ["vit/micro", "resnet/micro", "timm/resnet18", "timm/levit_128s", "timm/mobilenetv3_small_050"]
 )
 def test_every_activation_is_replaced(model: str, name: str, kind: type[nn.Module]) -> None:
-    with torch.device("meta"):
+    with meta():
         plain, varied = models.build(model).network, models.build({"name": model, "act_layer": name}).network
     activations = (nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish)
     places = [key for key, module in plain.named_modules() if isinstance(module, activations)]

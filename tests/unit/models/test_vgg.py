@@ -8,18 +8,19 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 
 cifar_vgg = models.factory("cifar/vgg")
 
 
 def test_parameters_are_those_of_the_paper() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_vgg().network) == 14_728_266
 
 
 @pytest.mark.parametrize("size", [32, 224])
 def test_its_five_blocks_are_the_stages_between_poolings(size: int) -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(cifar_vgg(img_size=size), (0.5,) * 3, (0.5,) * 3).eval()
         with model.tap("blocks") as taps:
             assert model(torch.empty(1, 3, size, size)).shape == (1, 10)

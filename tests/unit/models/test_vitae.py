@@ -8,6 +8,7 @@ import torch
 from bastion import BastionError
 from bastion.models import complexity, models
 from bastion.models.classifier import Classifier
+from bastion.models.meta import meta
 from bastion.models.vitae import PRM, Cells, NormalBlock, Performer, Reduction, ReductionCell
 
 cifar_vitae = models.factory("cifar/vitae")
@@ -15,7 +16,7 @@ tiny_vitae = models.factory("tiny/vitae")
 
 
 def test_parameters_are_those_of_the_paper_with_its_head() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_vitae(num_classes=1000).network) == 23_187_432
         network = cifar_vitae().network
         assert complexity.parameters(tiny_vitae().network) <= 1_500_000
@@ -50,7 +51,7 @@ def test_features_are_those_of_the_exponential_kernel() -> None:
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_all_dilations_and_the_convolutions_beside_them_make_one_grid(ratio: int, kernel: int) -> None:
     cell = Reduction(embed=2, tokens=4, kernel=kernel, ratio=ratio, dilations=4)
-    with torch.device("meta"):
+    with meta():
         x = torch.empty(1, 3, 16, 16)
         assert PRM(3, cell)(x).shape == (1, 8, 16 // ratio, 16 // ratio)
         assert ReductionCell(3, cell)(x).shape == (1, 4, 16 // ratio, 16 // ratio)
@@ -66,7 +67,7 @@ def test_a_normal_cell_adds_attention_and_convolutions_then_an_mlp() -> None:
 
 @pytest.mark.parametrize("size", [32, 224])
 def test_tokens_are_of_sixteen_pixels(size: int) -> None:
-    with torch.device("meta"):
+    with meta():
         model = Classifier(cifar_vitae(img_size=size), (0.5,) * 3, (0.5,) * 3).eval()
         with model.tap("attention", "blocks") as taps:
             assert model(torch.empty(1, 3, size, size)).shape == (1, 10)

@@ -8,6 +8,7 @@ from torch import nn
 
 from bastion import BastionError
 from bastion.models import complexity, models
+from bastion.models.meta import meta
 from bastion.models.wide_resnet import wide_resnet
 
 cifar_wrn = models.factory("cifar/wrn")
@@ -16,7 +17,7 @@ cifar_wrn_34_10 = models.factory("cifar/wrn-34-10")
 
 
 def test_parameters_are_those_of_the_papers() -> None:
-    with torch.device("meta"):
+    with meta():
         assert complexity.parameters(cifar_wrn().network) == 55_856_330
         assert complexity.parameters(cifar_wrn_28_10().network) == 36_479_194
         assert complexity.parameters(cifar_wrn_34_10().network) == 46_160_474

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 
 from bastion import BastionError
 from bastion.models import Classifier, complexity, models
+from bastion.models.meta import meta
 
 
 def _meta(name: str, **options: Any) -> Classifier:
-    with torch.device("meta"):
+    with meta():
         return Classifier(models.build({"name": name, **options}), (0.5,) * 3, (0.25,) * 3)
 
 

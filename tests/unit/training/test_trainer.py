@@ -90,18 +90,19 @@ def test_same_recipe_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     assert checkpoint.digest(load(other.folder)) != checkpoint.digest(load(first.folder))
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_resume_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_resume_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the first step, in the middle and at the end of an epoch, and in the second one."""
     changes = (*ADVERSARIAL, "ema=0.9", "augment.mixup=0.8", "augment.patchwise={}", "model.drop_path_rate=0.2")
     whole = _train(tmp_path / "whole", *changes)
-    _stop_after(monkeypatch, after)
-    with pytest.raises(Interrupted, match=f"at step {after} of 6; saved: go on with the same command and --resume"):
-        _train(tmp_path / "parts", *changes)
-    parts = _train(tmp_path / "parts", *changes, resume=True)
-    assert checkpoint.digest(load(parts.folder)) == checkpoint.digest(load(whole.folder))
-    assert _steps(parts) == _steps(whole)
-    assert [r["message"] for r in parts.history() if r["kind"] == "event"] == [f"resumed at step {after}"]
+    for after in (1, 2, 3, 4):
+        folder = tmp_path / f"stopped-{after}"
+        _stop_after(monkeypatch, after)
+        with pytest.raises(Interrupted, match=f"at step {after} of 6; saved: go on with the same command and --resume"):
+            _train(folder, *changes)
+        parts = _train(folder, *changes, resume=True)
+        assert checkpoint.digest(load(parts.folder)) == checkpoint.digest(load(whole.folder))
+        assert _steps(parts) == _steps(whole)
+        assert [r["message"] for r in parts.history() if r["kind"] == "event"] == [f"resumed at step {after}"]
 
 
 def test_worker_processes_change_no_bit(tmp_path: Path) -> None:
