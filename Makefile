@@ -1,8 +1,9 @@
 # Everything needs only python3.11, pip and make; `.venv` is made on first use.
 PYTHON ?= python3.11
 BIN := .venv/bin
+LOWEST := .venv-lowest
 
-.PHONY: setup demo test test-fast test-slow torture lint clean
+.PHONY: setup demo test test-fast test-slow test-compat torture lint clean
 
 setup: .venv/ready
 
@@ -21,9 +22,20 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # For the working day: what everything hangs on. A kind of plug-in is tested by its own folder: pytest tests/unit/attacks
+FAST := -n 2 --dist loadgroup -m 'not slow and not processes' \
+	tests/unit/*.py tests/unit/data tests/unit/measuring tests/unit/reporting tests/golden
+
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not processes' \
-		tests/unit/*.py tests/unit/data tests/unit/measuring tests/unit/reporting tests/golden
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FAST)
+
+# With the lowest torch, torchvision and timm that are allowed; several GB, where torch comes with CUDA.
+test-compat: $(LOWEST)/ready
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(FAST)
+
+$(LOWEST)/ready: pyproject.toml constraints-lowest.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check -q -c constraints-lowest.txt -e '.[test]'
+	touch $@
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
@@ -43,4 +55,4 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv $(LOWEST) demo

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bastion import _torchvision
 from bastion.errors import BastionError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from bastion.training.trainer import train
 
 __all__ = ["BastionError", "Threat", "attack", "compare", "evaluate", "load", "measure", "report", "train", "wrap"]
+
+_torchvision.install()
 
 # Imported on first use: `bastion --help` and reports need no torch.
 _HOMES = {

@@ -1,37 +1,53 @@
 """Makes `import torchvision`, and so `import timm`, work beside a CPU build of torch.
 
-torchvision's wheel is compiled against CUDA. Beside a CPU torch its compiled operators do not load, but its
+torchvision's usual wheel is compiled against CUDA. Beside a CPU torch its compiled operators do not load, but its
 Python half still registers gradients and shape rules for two of them (`nms`, `qnms`) at import time and
 fails with `operator torchvision::nms does not exist`. bastion uses no detection operator, so declaring
-the two schemas is enough. Where torchvision loads by itself this module changes nothing.
+the two schemas is enough. Where torchvision loads by itself nothing changes.
 
-The packages whose modules import timm or torchvision (`data`, `models`, `studies`, `training`) import it first.
+`import bastion` puts the finder in place, without importing torch; whoever imports timm later finds it working.
 """
 
 from __future__ import annotations
 
 import sys
-
-import torch
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared: torch.library.Library | None = None  # the schemas live as long as this object does
+_REGISTERING = ("torchvision._autograd_registrations", "torchvision._meta_registrations")
+_declared: list[Any] = []  # the schemas live as long as this library does
 
 
-def _declare() -> torch.library.Library:
+class TorchvisionFinder(MetaPathFinder):
+    """Finds no module. Asked for one that registers, it declares the operators which `torchvision.extension`, imported
+    before, could not load."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in _REGISTERING and not _declared and not _operators_loaded():
+            _declare()
+        return None
+
+
+def _operators_loaded() -> bool:
+    has_ops = getattr(sys.modules.get("torchvision.extension"), "_has_ops", None)
+    return bool(has_ops()) if has_ops else True
+
+
+def _declare() -> None:
+    import torch
+
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
         library.define(operator + _SCHEMA)  # type: ignore[no-untyped-call]
-    return library
+    _declared.append(library)
 
 
-try:
-    import torchvision
-except RuntimeError as error:
-    if "operator torchvision::" not in str(error):
-        raise
-    # The failed import leaves half-initialised submodules behind; the second try must start clean.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    _declared = _declare()
-    import torchvision  # noqa: F401
+def install() -> None:
+    if not any(isinstance(finder, TorchvisionFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, TorchvisionFinder())

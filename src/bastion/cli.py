@@ -327,6 +327,9 @@ def leaderboard(
         Path | None,
         typer.Option(metavar="FOLDER", help="Also write RobustBench's JSON files of model information to this folder."),
     ] = None,
+    published: Annotated[
+        Path | None, typer.Option(help="Also show the models of this folder of RobustBench's JSON files, marked.")
+    ] = None,
     over: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="Draw numbers over a setting of the recipes, e.g. optimizer.l1."),
@@ -340,7 +343,7 @@ def leaderboard(
     from bastion.reporting.leaderboard import leaderboard as write_leaderboard
     from bastion.reporting.leaderboard_files import write_csv, write_robustbench
 
-    boards, problems = write_leaderboard(folder, output, over=over, pair=pair)
+    boards, problems = write_leaderboard(folder, output, over=over, pair=pair, published=published)
     for problem in problems:
         stderr.print(f"warning: left out: {problem}", soft_wrap=True, markup=False)
     count = sum(len(board.entries) for board in boards)

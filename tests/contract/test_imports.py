@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "show": {"models", "attacks", "data", "training", "probes", "studies", "costs", "measuring", "run"},
     "demo": {"training", "measuring", "reporting"},
     "cli": {"models", "training", "measuring", "reporting", "data", "deepaugment", "show", "demo", "schema", "run"},
+    "compat": {"attacks", "measuring"},
     "__init__": {"training", "measuring", "reporting", "models"},
     "__main__": {"cli"},
 }
@@ -104,39 +104,41 @@ def test_reading_and_reporting_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_any_package_can_be_imported_first() -> None:
-    """One with modules that import timm or torchvision imports the guard before anything else of bastion's."""
-    guarded = [path for path in ROOT.glob("*/__init__.py") if "bastion._torchvision" in _imports(path)]
-    for path in guarded:
-        assert next(name for name in _imports(path) if name.startswith("bastion")) == "bastion._torchvision", path
-    for path in ROOT.rglob("*.py"):
-        needs = {"timm", "torchvision"} & {name.partition(".")[0] for name in _imports(path)}
-        assert not needs or path.name == "_torchvision.py" or ROOT / _room(path) / "__init__.py" in guarded, path
+def run_python(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {"PYTHONPATH": f"{folder}:{ROOT.parent}", "PATH": ""} if folder else None
+    return subprocess.run([sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True)
 
 
-def test_the_guard_leaves_a_torchvision_that_works() -> None:
-    """Whatever it found; brought by a package that does not import it itself."""
-    code = "import bastion.attacks, bastion.training.optim; from torchvision import transforms; transforms.Resize(4)"
-    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+def test_timm_can_be_imported_after_bastion() -> None:
+    """Whether torchvision's operators load or not; and `import bastion` alone imports neither torch nor torchvision."""
+    code = "import bastion, sys; assert not {'torch', 'torchvision'} & {*sys.modules}; import timm, torchvision; "
+    code += "from torchvision import transforms; transforms.Resize(4)"
+    result = run_python(code)
     assert result.returncode == 0, result.stderr
 
 
-@pytest.fixture
-def other_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is imported in its place."""
-    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path / "torchvision.py"
+def made_torchvision(folder: Path, has_ops: bool) -> None:
+    """A package that begins as torchvision does; its operators are loaded or not."""
+    (folder / "torchvision").mkdir()
+    (folder / "torchvision" / "__init__.py").write_text("from . import extension, _meta_registrations\n")
+    (folder / "torchvision" / "extension.py").write_text(f"def _has_ops():\n    return {has_ops}\n")
+    (folder / "torchvision" / "_meta_registrations.py").write_text("")
+    (folder / "torch.py").write_text(
+        "class library:\n    class Library:\n        def __init__(self, *a): pass\n"
+        "        def define(self, schema): print(schema.partition('(')[0])\n"
+    )
 
 
-def test_the_guard_does_nothing_where_torchvision_loads_by_itself(other_torchvision: Path) -> None:
-    other_torchvision.write_text("name = 'a torchvision that loads'\n")
-    guard = runpy.run_path(str(ROOT / "_torchvision.py"))
-    assert guard["torchvision"].name
-    assert guard["_declared"] is None
+@pytest.mark.parametrize(("has_ops", "declared"), [(True, []), (False, ["nms", "qnms"])])
+def test_operators_are_declared_only_where_torchvision_did_not_load_them(
+    has_ops: bool, declared: list[str], tmp_path: Path
+) -> None:
+    made_torchvision(tmp_path, has_ops)
+    result = run_python("import bastion, torchvision", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == declared
 
 
-def test_the_guard_lets_other_failures_through(other_torchvision: Path) -> None:
-    other_torchvision.write_text("raise RuntimeError('something else')\n")
-    with pytest.raises(RuntimeError, match="something else"):
-        runpy.run_path(str(ROOT / "_torchvision.py"))
+def test_other_failures_of_torchvision_are_told_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')\n")
+    assert "RuntimeError: something else" in run_python("import bastion, torchvision", tmp_path).stderr

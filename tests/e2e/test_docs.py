@@ -34,6 +34,7 @@ PAGES = [
     "docs/weights-and-loss.md",
     "docs/generalization.md",
     "docs/data.md",
+    "docs/coming-from.md",
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
 
@@ -63,7 +64,7 @@ def test_the_page_runs(page: str, tmp_path: Path, warm: Path) -> None:
         assert list(tmp_path.rglob("report.html"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/architecture.md", "docs/models.md", "docs/recipes.md"])
+@pytest.mark.parametrize("page", [*PAGES, "docs/architecture.md", "docs/models.md", "docs/recipes.md", "docs/trust.md"])
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), target

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from scripts.published_networks import fgsm_trained, lenet, resnet_2b
+from torch import nn
 
 from bastion.acceleration import accelerate
 from bastion.attacks import Threat, attacks
 from bastion.attacks.judge import Verdict, judge
 from bastion.data import datasets
-from bastion.models import Backbone, Classifier
 from bastion.threat import Norm
 from bastion.types import Batch
 
@@ -28,66 +27,7 @@ pytestmark = [
 ]
 
 
-def _weights(name: str) -> dict[str, Tensor]:
-    content = torch.load(SHARED / "models" / name, weights_only=True, map_location="cpu")
-    state: dict[str, Tensor] = content.get("state_dict", content)
-    return state
-
-
-def fgsm_trained() -> nn.Module:
-    """Wong et al. 2020, Fast is better than free."""
-    network = nn.Sequential(
-        *(nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU()),
-        *(nn.Conv2d(16, 32, 4, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(1568, 100), nn.ReLU(), nn.Linear(100, 10)),
-    )
-    network.load_state_dict(_weights("mnist_fgsm.pth"))
-    return network.eval()
-
-
-class LeNet(nn.Module):
-    """Of advertorch's examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
-        self.linear1, self.linear2 = nn.Linear(3136, 200), nn.Linear(200, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(self.conv1(x).relu(), 2)
-        x = F.max_pool2d(self.conv2(x).relu(), 2)
-        logits: Tensor = self.linear2(self.linear1(x.flatten(1)).relu())
-        return logits
-
-
-def lenet(kind: str) -> nn.Module:
-    network = LeNet()
-    network.load_state_dict(_weights(f"mnist_lenet5_{kind}.pt"))
-    return network.eval()
-
-
-class Block(nn.Module):
-    def __init__(self, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 16, 3, stride=stride, padding=1)
-        self.conv2 = nn.Conv2d(16, 16, 3, padding=1)
-        self.shortcut = nn.Sequential(nn.Conv2d(channels, 16, 1, stride=stride)) if stride > 1 else nn.Sequential()
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.conv2(self.conv1(x).relu()) + self.shortcut(x)
-        return made.relu()
-
-
-def resnet_2b() -> nn.Module:
-    """Of VNN-COMP 2021."""
-    network = nn.Sequential()
-    network.conv1, network.relu1 = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU()
-    network.layer1 = nn.Sequential(Block(8, 2), Block(16, 1))
-    network.flatten = nn.Flatten()
-    network.linear1, network.relu2, network.linear2 = nn.Linear(1024, 100), nn.ReLU(), nn.Linear(100, 10)
-    network.load_state_dict(_weights("cifar10_resnet2b.pth"))
-    backbone = Backbone(network, 10, (3, 32, 32))
-    return Classifier(backbone, (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)).eval()
+MODELS = SHARED / "models"
 
 
 @pytest.fixture(scope="module")
@@ -122,28 +62,30 @@ FAB: dict[str, object] = {"name": "fab", "steps": 20, "keep": "nearest"}
 
 
 def test_the_fgsm_trained_net_is_as_accurate_as_published(digits: Batch) -> None:
-    assert accuracy(fgsm_trained(), digits) == pytest.approx(0.9850, abs=5e-5)
+    assert accuracy(fgsm_trained(MODELS), digits) == pytest.approx(0.9850, abs=5e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "published"), [("clntrained", 0.9889), ("advtrained", 0.9864)])
 def test_the_lenets_are_as_accurate_as_published(kind: str, published: float, digits: Batch) -> None:
-    assert accuracy(lenet(kind), digits) == pytest.approx(published, abs=5e-5)
+    assert accuracy(lenet(MODELS, kind), digits) == pytest.approx(published, abs=5e-5)
 
 
 @pytest.mark.slow
 def test_autoattack_breaks_the_fgsm_trained_net_as_published(digits: Batch) -> None:
     """82.93 % of 10,000 survive the reference: 1,000 of them give it to two standard deviations."""
-    assert robust(fgsm_trained(), digits, AUTOATTACK, Threat("linf", 0.3), 1000) == pytest.approx(0.8293, abs=0.024)
+    assert robust(fgsm_trained(MODELS), digits, AUTOATTACK, Threat("linf", 0.3), 1000) == pytest.approx(
+        0.8293, abs=0.024
+    )
 
 
 @pytest.mark.parametrize("n", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_pgd_fools_the_lenets_as_published(n: int, digits: Batch) -> None:
     """6.8 % of the PGD-trained one's right answers, to two standard deviations; the standard one has none left."""
-    verdict = attacked(lenet("advtrained"), digits, PGD_40, Threat("linf", 0.3), n)
+    verdict = attacked(lenet(MODELS, "advtrained"), digits, PGD_40, Threat("linf", 0.3), n)
     share = (verdict.fooled.sum() / verdict.clean.sum()).item()
     assert share == pytest.approx(0.068, abs=2 * (0.068 * 0.932 / n) ** 0.5)
-    assert robust(lenet("clntrained"), digits, PGD_40, Threat("linf", 0.3), n // 2) < 0.05
+    assert robust(lenet(MODELS, "clntrained"), digits, PGD_40, Threat("linf", 0.3), n // 2) < 0.05
 
 
 # Median and mean distance of FAB with 20 steps, by its authors: the nearer, the better.
@@ -170,7 +112,7 @@ def test_fab_comes_as_near_to_a_few_images(digits: Batch) -> None:
 
 def check_distances(kind: str, norm: Norm, median: float, mean: float, digits: Batch, *, n: int, slack: float) -> None:
     box = Threat(norm, {"linf": 1.0, "l2": 28.0, "l1": 784.0}[norm])
-    verdict = attacked(lenet(kind), digits, FAB, box, n)
+    verdict = attacked(lenet(MODELS, kind), digits, FAB, box, n)
     found = box.distance(digits.x[:n], verdict.x)[verdict.fooled]
     assert len(found) >= 0.9 * verdict.clean.sum()
     assert found.median().item() <= slack * median
@@ -181,7 +123,7 @@ def check_distances(kind: str, norm: Norm, median: float, mean: float, digits: B
 @pytest.mark.parametrize("n", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_attacks_end_between_what_is_verified_and_what_pgd_reached(n: int) -> None:
     """VNN-COMP's ResNet-2b: PGD leaves 62.24 % at 1/255 and 54.82 % at 2/255, and 57.16 % and 26.88 % are verified."""
-    model, batch = resnet_2b(), photos(n)
+    model, batch = resnet_2b(MODELS), photos(n)
     chance = 2 * 0.5 / n**0.5  # of a share of n images
     assert accuracy(model, batch) == pytest.approx(0.6925, abs=chance)
     for eps, pgd, verified in ((1 / 255, 0.6224, 0.5716), (2 / 255, 0.5482, 0.2688)):

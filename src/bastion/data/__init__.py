@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import bastion._torchvision  # noqa: F401  (before any module here imports torchvision or timm)
 from bastion.data.corrupted import corrupted
 from bastion.registry import Registry
 from bastion.types import DataSet

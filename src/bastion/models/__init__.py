@@ -1,6 +1,5 @@
 """Classifiers by name: bastion's own families, and any timm model as `timm/NAME`."""
 
-import bastion._torchvision  # noqa: F401  (before any module here imports timm)
 from bastion.models.classifier import Backbone, Classifier
 from bastion.models.variants import varied
 from bastion.registry import Registry

@@ -65,6 +65,7 @@ class Entry:
     # By the keys of columns; numbers of studies are of no images, and without an interval.
     numbers: dict[str, Estimate] = field(default_factory=dict)
     clean: dict[str, Estimate] = field(default_factory=dict)  # and the accuracy on the same images when clean
+    published: bool = False  # by others, not measured here
 
     @property
     def n(self) -> int:
@@ -263,15 +264,18 @@ def _mean(numbers: Sequence[Estimate]) -> Estimate:
 
 def _board(draft: _Draft) -> Board:
     columns = sorted(draft.columns.values(), key=lambda each: (_ORDER.index(each.kind), each.norms, each.eps or 0))
-    columns = _told_apart(columns)
-    entries = _with_names(list(draft.entries.values()))
+    return ranked(draft.data, _told_apart(columns), _with_names(list(draft.entries.values())))
+
+
+def ranked(data: dict[str, str], columns: list[Column], entries: list[Entry]) -> Board:
+    """A board, best models first."""
     chosen = _sort_column(columns, entries)
     sign = 1 if chosen.kind == "errors" else -1
 
     def rank(entry: Entry) -> float:
         return sign * entry.numbers[chosen.key].value if chosen.key in entry.numbers else math.inf
 
-    return Board(draft.data, columns, sorted(entries, key=rank))
+    return Board(data, columns, sorted(entries, key=rank))
 
 
 def _sort_column(columns: Sequence[Column], entries: Sequence[Entry]) -> Column:

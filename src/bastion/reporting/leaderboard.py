@@ -20,6 +20,7 @@ from bastion.reporting.figures import Figure
 from bastion.reporting.gaps import gap_figures
 from bastion.reporting.html import environment
 from bastion.reporting.pairs import pair_figure
+from bastion.reporting.published_rows import with_published
 from bastion.reporting.recipe_paths import path_figure
 from bastion.reporting.wording import norm_sign
 
@@ -27,14 +28,23 @@ REPORT = "report.html"  # in a run's folder
 
 
 def leaderboard(
-    folder: str | Path, output: str | Path, *, over: str | None = None, pair: str | None = None
+    folder: str | Path,
+    output: str | Path,
+    *,
+    over: str | None = None,
+    pair: str | None = None,
+    published: str | Path | None = None,
 ) -> tuple[list[Board], list[str]]:
     """Write the page about all models below `folder`. Returns what is on it, and what could not be read.
 
-    `over` draws numbers over a setting of the recipe, such as `optimizer.l1`, of runs that differ in it alone; `pair`
-    sets models whose names differ by this word beside each other.
+    `published` is a folder of RobustBench's JSON files, whose models stand beside ours, marked. `over` draws numbers
+    over a setting of the recipe, such as `optimizer.l1`, of runs that differ in it alone; `pair` sets models whose
+    names differ by this word beside each other.
     """
     boards, problems = read_boards(Path(folder))
+    if published is not None:
+        boards, unread = with_published(boards, Path(published))
+        problems += unread
     page = render(boards, Path(output), len(problems), over=over, pair=pair)
     storage.write_text(Path(output), printable(page))
     return boards, problems

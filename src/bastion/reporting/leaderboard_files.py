@@ -55,7 +55,7 @@ def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
     """
     written_files = []
     for board in boards:
-        for entry in board.entries:
+        for entry in (each for each in board.entries if not each.published):
             for threat, content in _model_infos(board, entry).items():
                 path = folder / _file_name(board.data["name"]) / threat / f"{_file_name(entry.model)}.json"
                 storage.write_text(path, json.dumps(_updated(path, content), indent=2, ensure_ascii=False) + "\n")

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import bastion._torchvision  # noqa: F401  (before any module here imports timm)
 from bastion.registry import Registry
 from bastion.types import Study
 

@@ -102,11 +102,21 @@ def _heads(module: nn.Module) -> Heads | None:
         bias = _by_head(projection.bias, module.heads, 2)[:, :, 0]
         v = _by_head(module.v.weight, module.heads, 1)[:, :, 0]
         return Heads.of(q, bias, k, v, module.projection.weight.detach(), q.shape[1] ** -0.5)
-    if type(module) is Attention and module.gate is None and _is_plain(module.q_norm, module.k_norm, module.norm):
-        q, k, v = module.qkv.weight.detach().view(3, module.num_heads, -1, module.qkv.in_features)
-        bias = q.new_zeros(()) if module.qkv.bias is None else module.qkv.bias.detach().view(3, module.num_heads, -1)[0]
-        return Heads.of(q, bias.expand(q.shape[:2]), k, v, module.proj.weight.detach(), module.scale)
+    attention: Any = module
+    if (
+        type(module) is Attention
+        and _is_plain(attention.q_norm, attention.k_norm, attention.norm)
+        and not _gated(module)
+    ):
+        q, k, v = attention.qkv.weight.detach().view(3, attention.num_heads, -1, attention.qkv.in_features)
+        bias = attention.qkv.bias
+        bias = q.new_zeros(()) if bias is None else bias.detach().view(3, attention.num_heads, -1)[0]
+        return Heads.of(q, bias.expand(q.shape[:2]), k, v, attention.proj.weight.detach(), attention.scale)
     return None
+
+
+def _gated(module: nn.Module) -> bool:
+    return getattr(module, "gate", None) is not None  # timm 1.0.26 has no such attribute
 
 
 def _by_head(rows: Tensor, heads: int, together: int) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
@@ -57,6 +56,10 @@ class Processes:
 
     def shard(self, model: Classifier) -> None:
         """Shard the weights: each process keeps a part, and gathers a block's weights when it runs (FSDP2)."""
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError as error:
+            raise BastionError("sharding needs torch 2.6 or newer; update torch, or train unsharded") from error
         for block in model.blocks():
             fully_shard(block.module)
         fully_shard(model)

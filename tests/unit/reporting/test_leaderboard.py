@@ -278,6 +278,34 @@ def test_robustbench_files_have_its_fields_and_keep_what_people_wrote(tmp_path: 
     assert (again["authors"], again["clean_acc"]) == ("A. Author", "90.00")
 
 
+def test_published_models_stand_beside_measured_ones(tmp_path: Path) -> None:
+    """As RobustBench's folder model_info has them; another radius or data set is another question."""
+    summarize(make_run(tmp_path / "runs" / "mine"), 0.8, {"autoattack linf": 0.4})
+    for name, change in {
+        "Better2024": {},
+        "Flagged2020": {"autoattack_acc": "18.50", "unreliable": True},
+        "Radius2019": {"eps": "0.031"},
+        "Other2021": {"dataset": "cifar100"},
+    }.items():
+        said = {"dataset": "cifar10", "eps": "8/255", "clean_acc": "93.24", "autoattack_acc": "72.08"} | change
+        storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / f"{name}.json", json.dumps(said))
+    (tmp_path / "info" / "cifar10" / "Linf" / "broken.json").write_text("[]")
+    page = tmp_path / "page.html"
+    ((board,), problems) = leaderboard(tmp_path / "runs", page, published=tmp_path / "info")
+    assert numbers(board) == {
+        "Better2024 (published)": {"clean": 93.24, "autoattack linf (ℓ∞ ≤ 8/255)": 72.08},
+        "mine": {"clean": 80.0, "autoattack linf (ℓ∞ ≤ 8/255)": 40.0, "worst case (of clean, autoattack linf)": 40.0},
+        "Flagged2020 (published)": {"clean": 93.24, "autoattack linf (ℓ∞ ≤ 8/255)": 18.5},
+    }
+    assert list(numbers(board)) == ["Better2024 (published)", "mine", "Flagged2020 (published)"]
+    assert board.entries[0].n == 10_000 and [bool(entry.doubts) for entry in board.entries] == [False, False, True]
+    assert len(problems) == 1 and "broken.json: not a JSON file of RobustBench" in problems[0]
+    assert "Better2024 (published)" in page.read_text()
+    assert [path.stem for path in write_robustbench([board], tmp_path / "written")] == ["mine"]
+    with pytest.raises(BastionError, match="published: no file"):
+        leaderboard(tmp_path / "runs", page, published=tmp_path / "runs")
+
+
 def test_robustbench_is_given_no_other_attack_as_autoattack(tmp_path: Path) -> None:
     attacked(tmp_path / "a", steps=10)
     boards, _ = read_boards(tmp_path)

@@ -1,0 +1,262 @@
+"""The calls of AutoAttack's and RobustBench's scripts, answered by bastion: such a script changes one import line.
+
+from bastion.compat import AutoAttack     # was: from autoattack import AutoAttack
+from bastion.compat import benchmark      # was: from robustbench.eval import benchmark
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bastion import journal
+from bastion.attacks import Attack
+from bastion.attacks.apgd import APGD
+from bastion.attacks.ensemble import Ensemble
+from bastion.attacks.fab import FAB
+from bastion.attacks.square import Square
+from bastion.errors import BastionError, did_you_mean
+from bastion.forward import in_mode
+from bastion.measuring.evaluate import attack, evaluate
+from bastion.measuring.identity import device_of
+from bastion.measuring.runner import measure
+from bastion.threat import Norm
+
+Value = TypeVar("Value")
+NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
+VERSIONS = {
+    "standard": ["apgd-ce", "apgd-t", "fab-t", "square"],
+    "plus": ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"],
+    "rand": ["apgd-ce", "apgd-dlr"],
+    "custom": [],
+}
+
+
+@dataclass(slots=True)  # so that a setting which is not here is an error, not ignored
+class ApgdSettings:
+    n_restarts: int = 5
+    n_iter: int = 100
+    eot_iter: int = 1
+    use_largereps: bool = False  # l1: first in a ball of three times the radius
+
+
+@dataclass(slots=True)
+class ApgdTargetedSettings:
+    n_restarts: int = 1
+    n_iter: int = 100
+    eot_iter: int = 1
+    n_target_classes: int = 9
+    use_largereps: bool = False
+
+
+@dataclass(slots=True)
+class FabSettings:
+    n_restarts: int = 5  # of `fab`; `fab-t` has one, as in AutoAttack
+    n_iter: int = 100
+    n_target_classes: int = 9
+
+
+@dataclass(slots=True)
+class SquareSettings:
+    n_queries: int = 5000
+    n_restarts: int = 1
+    p_init: float = 0.8
+
+
+class AutoAttack:
+    """AutoAttack (Croce and Hein 2020) with the official class's arguments, attributes and return values.
+
+    `model` takes images (N, C, H, W) in [0, 1] to logits: a module, which is run in eval mode, or any function. Images
+    go where the module is; a function gets them on `device`. Without a seed it is 0, so results repeat. Afterwards
+    `attacks_to_run`, `apgd.n_restarts`, `fab.n_restarts`, `square.n_queries` and so on can be set as in the original.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[Tensor], Tensor],
+        norm: str = "Linf",
+        eps: float = 0.3,
+        seed: int | None = None,
+        verbose: bool = True,
+        attacks_to_run: Sequence[str] = (),
+        version: str = "standard",
+        is_tf_model: bool = False,
+        device: Any = None,
+        log_path: str | Path | None = None,
+    ) -> None:
+        if is_tf_model:
+            raise BastionError("AutoAttack: TensorFlow models are not supported; give a function of torch tensors")
+        if attacks_to_run and version != "custom":
+            raise BastionError("AutoAttack: attacks_to_run is for version='custom'; the other versions have their own")
+        self.model = model if isinstance(model, nn.Module) else _Function(model, device)
+        self.norm, self.epsilon, self.seed, self.verbose, self.version = norm, eps, seed, verbose, version
+        self._norm = _lookup(norm, NORMS, "norm")
+        self.attacks_to_run = [*(_lookup(version, VERSIONS, "version") or attacks_to_run)]
+        self.log_path = Path(log_path) if log_path else None
+        self.apgd, self.apgd_targeted = ApgdSettings(), ApgdTargetedSettings()
+        self.fab, self.square = FabSettings(), SquareSettings()
+        self._set_version()
+
+    def _set_version(self) -> None:
+        """The official settings of a version; `custom` keeps the defaults."""
+        if self.version == "standard":
+            self.apgd.n_restarts = self.fab.n_restarts = 1
+            if self._norm == "l1":
+                self.apgd.n_restarts, self.apgd_targeted.n_target_classes = 5, 5
+                self.apgd.use_largereps = self.apgd_targeted.use_largereps = True
+        elif self.version == "rand":
+            self.apgd.n_restarts, self.apgd.eot_iter = 1, 20
+
+    def run_standard_evaluation(
+        self,
+        x_orig: Tensor,
+        y_orig: Tensor,
+        bs: int = 250,
+        return_labels: bool = False,
+        state_path: str | Path | None = None,
+    ) -> Any:
+        """The images, those that an attack fooled replaced; each attack sees what the ones before it left.
+
+        With `return_labels` also what the model predicts on them.
+        """
+        if state_path is not None:
+            raise BastionError(
+                "AutoAttack: state_path is not supported; `bastion.measure` stores and resumes by itself"
+            )
+        began, names = time.perf_counter(), self.attacks_to_run
+        members = tuple(self._member(name) for name in names)
+        if not members:
+            raise BastionError("AutoAttack: attacks_to_run is empty; give some of " + ", ".join(VERSIONS["plus"]))
+        with journal.opened() as notes:
+            options: dict[str, Any] = {"norm": self._norm, "eps": self.epsilon, "batch_size": bs}
+            found = attack(self.model, x_orig, y_orig, Ensemble(members=members), seed=self.seed or 0, **options)
+        x_adv = torch.where(found.success.view(-1, 1, 1, 1), found.x.to(x_orig), x_orig)
+        y_adv = torch.where(found.success.to(y_orig.device), found.logits.argmax(1).to(y_orig), y_orig)
+        fooled_by = [names[number] for number in notes.fooled_by.values()]
+        self._log_accuracies(fooled_by, int((~found.success).sum()), len(x_orig), time.perf_counter() - began)
+        self._log(f"max {self.norm} perturbation: {(found.distance * found.success).max():.5f}")
+        return (x_adv, y_adv) if return_labels else x_adv
+
+    def run_standard_evaluation_individual(
+        self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
+    ) -> dict[str, Any]:
+        """What each attack makes of all images, by its name."""
+        chosen, found = self.attacks_to_run, {}
+        try:
+            for name in chosen:
+                self.attacks_to_run = [name]
+                found[name] = self.run_standard_evaluation(x_orig, y_orig, bs, return_labels)
+        finally:
+            self.attacks_to_run = chosen
+        return found
+
+    def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
+        """The share of images that the model classifies right."""
+        device, right = device_of(self.model), 0
+        with torch.no_grad(), in_mode(self.model, training=False):
+            for at in range(0, len(x_orig), bs):
+                logits = self.model(x_orig[at : at + bs].to(device))
+                right += int((logits.argmax(1).cpu() == y_orig[at : at + bs].cpu()).sum())
+        self._log(f"clean accuracy: {right / len(x_orig):.2%}")
+        return right / len(x_orig)
+
+    def _log_accuracies(self, fooled_by: Sequence[str], robust: int, n: int, seconds: float) -> None:
+        """`fooled_by`: the names of attacks, one for each image that was right before."""
+        left = robust + len(fooled_by)
+        self._log(f"initial accuracy: {left / n:.2%}")
+        for name in self.attacks_to_run:
+            left -= fooled_by.count(name)
+            self._log(f"robust accuracy after {name.upper()}: {left / n:.2%}")
+        self._log(f"robust accuracy: {robust / n:.2%} (total time {seconds:.1f} s)")
+
+    def _log(self, line: str) -> None:
+        if self.verbose:
+            print(line)
+        if self.log_path:
+            with self.log_path.open("a") as file:
+                file.write(line + "\n")
+
+    def _member(self, name: str) -> Attack:
+        apgd, targeted, fab, square = self.apgd, self.apgd_targeted, self.fab, self.square
+        untargeted: dict[str, Any] = {"steps": apgd.n_iter, "restarts": apgd.n_restarts, "eot": apgd.eot_iter}
+        makers: dict[str, Callable[[], Attack]] = {
+            "apgd-ce": lambda: APGD(**untargeted, phases=apgd.use_largereps),
+            "apgd-dlr": lambda: APGD(**untargeted, phases=apgd.use_largereps, loss="dlr"),
+            "apgd-t": lambda: APGD(
+                steps=targeted.n_iter,
+                restarts=targeted.n_restarts,
+                eot=targeted.eot_iter,
+                phases=targeted.use_largereps,
+                loss="dlr",
+                targets=targeted.n_target_classes,
+            ),
+            "fab": lambda: FAB(steps=fab.n_iter, restarts=fab.n_restarts),
+            "fab-t": lambda: FAB(steps=fab.n_iter, targets=fab.n_target_classes),
+            "square": lambda: Square(queries=square.n_queries, restarts=square.n_restarts, share=square.p_init),
+        }
+        return _lookup(name, makers, "attack")()
+
+
+class _Function(nn.Module):
+    """A function of images as a model."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], device: Any) -> None:
+        super().__init__()
+        self.function, self.device = function, device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x if self.device is None else x.to(self.device)).to(x.device)
+
+
+def benchmark(
+    model: nn.Module,
+    n_examples: int = 10_000,
+    dataset: str = "cifar10",
+    threat_model: str = "Linf",
+    *,
+    eps: float | str | None = None,
+    data_dir: str | Path | None = None,
+    corruptions_data_dir: str | Path | None = None,
+    batch_size: int = 250,
+    seed: int = 0,
+    workers: int | None = 1,
+) -> tuple[float, float]:
+    """Clean and robust accuracy as RobustBench (Croce et al. 2021) defines them, of the first `n_examples` images.
+
+    `model` takes pixels in [0, 1] to logits. `threat_model` is Linf or L2 with `eps`, AutoAttack's standard version, or
+    corruptions, the mean over the 15 types and 5 severities of CIFAR-10-C, whose files are in `corruptions_data_dir`.
+    `dataset` is cifar10, cifar100, or imagenet: RobustBench's 5,000 pictures of the validation set in `data_dir`.
+    """
+    data, threat = (str(getattr(each, "value", each)) for each in (dataset, threat_model))  # RobustBench's enums too
+    options: dict[str, Any] = {"limit": n_examples, "batch_size": batch_size, "seed": seed, "workers": workers}
+    if threat == "corruptions":
+        corrupted = _lookup(data, {"cifar10": "cifar10-c", "cifar100": "cifar100-c"}, "dataset with corruptions")
+        source = {"name": corrupted} | ({"root": str(corruptions_data_dir)} if corruptions_data_dir else {})
+        with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
+            facts = measure(model, source, "cifar10-c", folder=Path(folder) / "run", keep=0, **options)
+            return facts.accuracies()["clean"].value, facts.aggregate("mean corruption accuracy").value
+    norm = _lookup(threat, {name: NORMS[name] for name in ("Linf", "L2")}, "threat_model")
+    if eps is None:
+        raise BastionError(f"benchmark: give eps for {threat}, such as eps=8/255")
+    facts = evaluate(model, _clean_data(data, data_dir), norm=norm, eps=eps, checks=False, **options)
+    return facts.accuracies()["clean"].value, facts.accuracies()["autoattack"].value
+
+
+def _clean_data(dataset: str, folder: str | Path | None) -> dict[str, Any]:
+    if dataset == "imagenet":
+        root = {} if folder is None else {"root": str(folder)}
+        return {"name": "imagenet-val", "subset": "robustbench"} | root
+    return {"name": _lookup(dataset, {"cifar10": "cifar10", "cifar100": "cifar100"}, "dataset")}
+
+
+def _lookup(name: str, known: Mapping[str, Value], what: str) -> Value:
+    if name not in known:
+        raise BastionError(f"unknown {what} '{name}'{did_you_mean(name, known)}")
+    return known[name]

@@ -1,0 +1,75 @@
+"""Rows of a leaderboard that others published: RobustBench's JSON files of model information. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bastion.errors import BastionError
+from bastion.measuring.intervals import Estimate, wilson
+from bastion.recipe_yaml import read_value
+from bastion.reporting.boards import Board, Column, Entry, ranked
+
+NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
+# RobustBench's names of data sets: how many images it measures on, and what the data set is called here.
+DATA = {"cifar10": (10_000, {"cifar10"}), "cifar100": (10_000, {"cifar100"}), "imagenet": (5_000, {"imagenet-val"})}
+
+
+def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], list[str]]:
+    """The boards with the models of `folder/DATA/Linf/MODEL.json` and so on, and what could not be read.
+
+    A model stands on the boards of its data set that have AutoAttack in its norm and at its radius, and is marked.
+    """
+    files = sorted(path for norm in NORMS for path in folder.glob(f"**/{norm}/*.json"))
+    if not files:
+        raise BastionError(f"published: no file {folder}/DATA/Linf/MODEL.json, as RobustBench's folder model_info has")
+    infos, problems = [], []
+    for path in files:
+        try:
+            infos.append(_Info(path))
+        except (OSError, ValueError, TypeError, AttributeError, BastionError) as error:
+            problems.append(f"{path}: not a JSON file of RobustBench ({error})")
+    return [ranked(board.data, board.columns, [*board.entries, *_entries(board, infos)]) for board in boards], problems
+
+
+class _Info:
+    """What a file says of a model."""
+
+    def __init__(self, path: Path) -> None:
+        content: dict[str, Any] = json.loads(path.read_text())
+        self.path, self.norm = path, NORMS[path.parent.name]
+        self.dataset = str(content.get("dataset") or path.parent.parent.name)
+        self.eps = float(read_value(str(content.get("eps")), "eps"))
+        self.clean, self.robust = (float(content.get(key) or "nan") / 100 for key in ("clean_acc", "autoattack_acc"))
+        self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
+
+    def entry(self, clean: Sequence[Column], attacked: Column) -> Entry:
+        n = DATA[self.dataset][0]
+        numbers = {attacked.key: _estimate(self.robust, n)} | {each.key: _estimate(self.clean, n) for each in clean[:1]}
+        return Entry(
+            model=f"{self.path.stem} (published)",
+            weights="",
+            folder=self.path.parent,
+            architecture=self.architecture,
+            doubts={"unreliable, says RobustBench"} if self.unreliable else set(),
+            numbers={key: number for key, number in numbers.items() if math.isfinite(number.value)},
+            published=True,
+        )
+
+
+def _estimate(share: float, n: int) -> Estimate:
+    return wilson(round(share * n), n) if math.isfinite(share) else Estimate(share, share, share, n)
+
+
+def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[Entry]:
+    for info in infos:
+        if board.data["split"] == "train" or board.data["name"] not in DATA.get(info.dataset, (0, set()))[1]:
+            continue
+        for column in board.columns_of("attack"):
+            same = column.norms == (info.norm,) and math.isclose(column.eps or 0.0, info.eps, rel_tol=1e-4)
+            if column.is_autoattack and same and math.isfinite(info.robust):
+                yield info.entry(board.columns_of("clean"), column)
+                break
