@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bastion import storage
-from bastion.measuring.facts import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.measuring.intervals import wilson
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.run import PROVENANCE, Run, environment
 
 FAMILIES = {

@@ -46,7 +46,8 @@ from bastion.data.imagefolder import FolderSplit, list_pictures
 from bastion.data.npz import npz
 from bastion.errors import BastionError, printable
 from bastion.measuring import runner
-from bastion.measuring.facts import MeasuredCase, Measurement, read_measurements, write_measurement
+from bastion.measuring.facts import read_measurements, write_measurement
+from bastion.measuring.measurement import MeasuredCase, Measurement
 from bastion.measuring.store import FactStore
 from bastion.measuring.worker import build_case
 from bastion.models import checkpoint, import_checkpoint

@@ -11,9 +11,10 @@ import numpy as np
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.measuring.convert import convert
-from bastion.measuring.facts import Facts, MeasuredCase, read_measurements
+from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.find import find_run, unmeasured
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.paired import mcnemar, paired_difference
 from bastion.measuring.sampling import estimate_stopped
 from bastion.measuring.store import Column

@@ -12,13 +12,8 @@ import numpy as np
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.measuring.facts import (
-    MeasuredAggregate,
-    MeasuredCase,
-    MeasuredThreat,
-    Measurement,
-    write_measurement,
-)
+from bastion.measuring.facts import write_measurement
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.measuring.store import POSITION, Column, FactStore
 from bastion.progress import console
 from bastion.run import Run

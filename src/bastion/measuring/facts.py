@@ -7,120 +7,22 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from bastion import storage
 from bastion.errors import BastionError, printable
-from bastion.measuring import sanity
+from bastion.measuring import sanity, table
 from bastion.measuring.grids import Grid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
-from bastion.measuring.order import measured_positions
+from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
-from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
-
-DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
-PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
-MOST = 50_000_000  # examples: three times all of ImageNet-21k
-NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MeasuredThreat(_Part):
-    norm: str
-    eps: float
-
-    def __str__(self) -> str:
-        return f"{NORMS.get(self.norm, self.norm)} ≤ {written(self.eps)}"
-
-
-class MeasuredCase(_Part):
-    """A probe on one variant of the data, or a study."""
-
-    label: str
-    kind: str
-    role: Role
-    store: str  # its folder in `facts/`
-    n: int = Field(ge=1, le=MOST)  # examples; parts of a study
-    spec: dict[str, Any]
-    at: dict[str, Any] = {}  # the values of the suite's axes
-    data: dict[str, Any] = {}  # changes to the settings of the data set
-    threat: MeasuredThreat | None = None
-    radii: tuple[float, ...] = ()  # that its curve of accuracy is shown at
-    adapted_to: int | None = None  # pixels of the images' side: positions of the model were interpolated for it
-    members: tuple[str, ...] = ()  # of an ensemble of attacks
-    columns: tuple[str, ...]
-    meanings: dict[str, str] = {}
-
-
-class MeasuredAggregate(_Part):
-    kind: str  # worst, mean, errors or sum
-    members: dict[str, float]  # labels of cases and their weights
-    column: str = CORRECT
-
-    @property
-    def is_accuracy(self) -> bool:
-        return self.kind in ("worst", "mean") and self.column in (CORRECT, SHARE_RIGHT)
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """Of an example's value, if what is summed up lies between 0 and 1."""
-        if self.column not in SHARES:
-            return None
-        weights = self.members.values() if self.kind in ("errors", "sum") else [1.0]
-        return sum(each for each in weights if each < 0), sum(each for each in weights if each > 0)
-
-
-class Published(_Part):
-    """What a paper printed for the recipe that the run was trained with."""
-
-    numbers: dict[str, float]  # by label, as fractions
-    source: str  # `Table 1 of Tang et al. 2022`
-    note: str = ""  # such as why no right attack can meet them
-
-    def __str__(self) -> str:
-        return "; ".join(filter(None, [self.source, self.note]))
-
-
-class Measurement(_Part):
-    """What `measurements/*.json` says."""
-
-    created: str
-    command: str
-    seed: int
-    versions: dict[str, str]
-    machine: dict[str, Any]
-    model: str
-    weights: str
-    data: dict[str, str]  # name, split, fingerprint and digest of its images
-    classes: tuple[str, ...]
-    suite: str
-    n: int = Field(ge=1, le=MOST)
-    # It stopped early, after n of so many examples in random order; None: these are the first n.
-    population: int | None = Field(None, ge=1, le=MOST)
-    cases: tuple[MeasuredCase, ...]
-    aggregates: dict[str, MeasuredAggregate] = {}
-    published: Published | None = None
-    origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
-    parameters: int | None = None  # of the model; None: measured before they were counted
-    category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
-    blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
-    summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
-    scalars: dict[str, float] = {}  # single numbers of studies, by label/name, for the same lists
-    doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
-
-    def positions(self, case: MeasuredCase) -> Column:
-        """Of the examples of a probe, or of the parts of a study."""
-        return measured_positions(case.n, self.population if case.kind == "probes" else None)
+from bastion.suite import CORRECT, Role
 
 
 class Columns(Mapping[str, Column]):
@@ -156,17 +58,6 @@ class Facts:
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {100 * each.value:.2f} %" for name, each in self.numbers().items())
         return f"<{self.about.model} on {self.about.data['name']}, n = {self.n}: {numbers or 'no accuracies'}>"
-
-    def _repr_html_(self) -> str:
-        """In a notebook: accuracies with their intervals, then warnings."""
-        rows = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(self._threat(name))}</td><td>{100 * each.value:.2f} %</td>"
-            f"<td>[{100 * each.low:.2f}, {100 * each.high:.2f}]</td></tr>"
-            for name, each in self.numbers().items()
-        )
-        head = f"{self.about.model} on {self.about.data['name']}, n = {self.n}"
-        below = "".join(f"<p>{escape(str(each))}</p>" for each in self.warnings())
-        return f"<table><caption>{escape(head)}</caption>{rows}</table>{below}"
 
     def in_memory(self) -> Facts:
         """With everything read, so that the files may go."""
@@ -386,136 +277,11 @@ class Facts:
         return sanity.accuracy_warnings(labels[0], right, y, len(self.about.classes))
 
     def table(self) -> str:
-        """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text.
+        """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text."""
+        return table.table(self)
 
-        Probes that vary along two axes are a grid at the end, without intervals.
-        """
-        grid = self.grids()
-        rows: list[tuple[str, str, str]] = []
-        for label, accuracy in self.accuracies().items():
-            if any(label in each.labels for each in grid):
-                continue
-            rows.append((label, self._threat(label), _percentages(accuracy) + self._printed(label)))
-            if label in self.labels:
-                rows += [(f"  {stage}", "", _percentages(after)) for stage, after in self.stages(label).items()]
-        rows += [(name, "", self._summed(name, each) + self._printed(name)) for name, each in self.errors().items()]
-        for label, phased in self.two_phases().items():
-            rows += [
-                (label, self._threat(label), _percentages(phased.population)),
-                ("", "", self._phases(label, phased)),
-            ]
-        rows += self._distances()
-        rows += self._analyses()
-        rows += [(name, "", text) for name, text in self._scalars().items()]
-        about = self.about
-        head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
-        below = [line for each in grid for line in each.lines()]
-        return "\n".join([head, *_aligned(rows), *below, *self._remarks()])
-
-    def _summed(self, name: str, e: Estimate) -> str:
-        """Rates are percentages, distances are in pixels of [0, 1]."""
-        if self.about.aggregates[name].column != DISTANCE:
-            return _percentages(e)
-        return f"{e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  n = {e.n}"
-
-    def _phases(self, label: str, phased: TwoPhase) -> str:
-        survived, sampled, lost = (int(self.columns[f"{label}/{name}"].sum()) for name in PHASES)
-        return (
-            f"two-phase: {sampled} of {survived} survivors sampled, {lost} lost; on these {phased.n} images "
-            f"{100 * phased.low:.2f} to {100 * phased.high:.2f} %"
-        )
-
-    def _threat(self, label: str) -> str:
-        case = self.case(label) if label in self.labels else None
-        return str(case.threat) if case and case.threat else ""
-
-    def _printed(self, label: str) -> str:
-        numbers = self.about.published.numbers if self.about.published else {}
-        return f"  paper {100 * numbers[label]:.1f}" if label in numbers else ""
-
-    def _distances(self) -> Iterator[tuple[str, str, str]]:
-        """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
-        for case in self.about.cases:
-            if case.kind == "probes" and DISTANCE in case.columns and CORRECT not in case.columns:
-                distance = self.columns[f"{case.label}/{DISTANCE}"]
-                rest = int(np.isinf(distance).sum())
-                text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
-                norm = str(case.spec.get("norm", ""))
-                yield case.label, NORMS.get(norm, norm), text
-                for radius, accuracy in self.curve(case.label, case.radii).items():
-                    yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
-
-    def _analyses(self) -> Iterator[tuple[str, str, str]]:
-        """Of probes that analyse: mean and spread of what is one number per example and in no aggregate."""
-        labels = {case.label for case in self.with_role("analysis")}
-        summed = {f"{label}/{each.column}" for each in self.about.aggregates.values() for label in each.members}
-        for name, e in self.estimates().items():
-            label, _, column = name.rpartition("/")
-            values = self.columns[name]
-            if label in labels and name not in summed and values.dtype != bool and e.n:
-                spread = float(np.std(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
-                text = f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}"
-                yield f"{label}: {column}", "", text
-
-    def _scalars(self) -> dict[str, str]:
-        finite = {name: value for name, value in self.scalars().items() if math.isfinite(value)}
-        return {name.replace("/", ": "): f"{value:,.7g}" for name, value in finite.items()}
-
-    def _remarks(self) -> list[str]:
-        told = [self._stopped(), *self.left_out(), mixture(self.about), adaptation(self.about)]
-        mixed = [f"note: {text}" for text in told if text]
-        if self.about.published:
-            mixed.append(f"paper: {self.about.published}")
-        if self.checks and not self.warnings():
-            return [f"sanity checks: {self.checks}, no warning", *mixed]
-        return [*map(str, self.warnings()), *mixed]
-
-    def left_out(self) -> list[str]:
-        """Which means are not of all examples, since some have no finite number."""
-        columns = {name: self.aggregate_column(name) for name in self.about.aggregates}
-        counts = {name: int((~np.isfinite(column)).sum()) for name, column in columns.items()}
-        return [
-            f"{name}: without {count} of {self.n} examples, whose '{self.about.aggregates[name].column}' is not finite"
-            for name, count in counts.items()
-            if count
-        ]
-
-    def _stopped(self) -> str:
-        if self.about.population is None:
-            return ""
-        return (
-            f"stopped after {self.n} of {self.about.population} examples in random order; intervals of accuracies and "
-            "worst cases are of all of them, and hold whenever one stops; others are ordinary ones"
-        )
-
-
-def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Label, threat and numbers, one below the other."""
-    width = max([16, *(len(label) for label, _, _ in rows)])
-    middle = max([0, *(len(threat) for _, threat, _ in rows)])
-    return [f"{label:<{width}} {threat:<{middle}}{' ' if middle else ''}{text}" for label, threat, text in rows]
-
-
-def adaptation(about: Measurement) -> str:
-    """To what sizes the model was adapted, if it was."""
-    sizes = sorted({case.adapted_to for case in about.cases if case.adapted_to})
-    return f"the model's positions were interpolated for images of {', '.join(map(str, sizes))} pixels" if sizes else ""
-
-
-def _percentages(e: Estimate) -> str:
-    return f"{100 * e.value:6.2f} %  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"
-
-
-def mixture(about: Measurement) -> str:
-    """In what the origins of the facts differ, if they do: `measured with torch 2.12.0 and 2.13.0`."""
-    flat = [{**origin, **origin.get("versions", {})} for origin in about.origins]
-    keys = [key for key in (flat[0] if flat else {}) if key != "versions"]
-    said = []
-    for key in keys:
-        values = sorted({str(origin.get(key)) for origin in flat})
-        if len(values) > 1:
-            said.append(f"{key.replace('_', ' ')} {' and '.join(values)}")
-    return f"the facts were measured with different {', '.join(said)}" if said else ""
+    def _repr_html_(self) -> str:
+        return table.html(self)
 
 
 def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Facts:

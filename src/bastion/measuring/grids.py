@@ -10,7 +10,7 @@ from bastion.measuring.intervals import Estimate
 from bastion.suite import written
 
 if TYPE_CHECKING:
-    from bastion.measuring.facts import MeasuredCase
+    from bastion.measuring.measurement import MeasuredCase
 
 Key = tuple[str, str]  # values of the two axes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bastion.measuring.facts import MeasuredCase, Published
+from bastion.measuring.measurement import MeasuredCase, Published
 from bastion.suite import Suite
 
 

@@ -27,18 +27,11 @@ from bastion.data.given import as_data
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
-from bastion.measuring.facts import (
-    PHASES,
-    Facts,
-    MeasuredAggregate,
-    MeasuredCase,
-    MeasuredThreat,
-    Measurement,
-    write_measurement,
-)
+from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.find import default_folder
 from bastion.measuring.guards import warn_if_normalised_input_is_expected
 from bastion.measuring.identity import Identity, device_of, identify
+from bastion.measuring.measurement import PHASES, MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.measuring.order import Doing, Limits, Pace, Tally, measured_positions, shortened, shuffled, surviving
 from bastion.measuring.published import published
 from bastion.measuring.store import POSITION, Column

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.facts import Facts
+from bastion.measuring.measurement import MeasuredCase
 from bastion.suite import CORRECT, written
 
 

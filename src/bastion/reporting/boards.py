@@ -14,8 +14,9 @@ import yaml
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
-from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement, read_measurements
+from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measurement
 from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bastion import storage
-from bastion.measuring.facts import Facts, MeasuredCase, MeasuredThreat
+from bastion.measuring.facts import Facts
+from bastion.measuring.measurement import MeasuredCase, MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
 from bastion.reporting.grids import class_name

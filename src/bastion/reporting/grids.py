@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.axes import corruption
 from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions, per_example

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from bastion import recipe_yaml, storage
 from bastion.errors import printable
-from bastion.measuring.facts import Facts, MeasuredCase, Measurement, mixture
+from bastion.measuring.facts import Facts
+from bastion.measuring.measurement import MeasuredCase, Measurement, mixture
 from bastion.reporting import figures, pictures, plots, tables, wording
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant

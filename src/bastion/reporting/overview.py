@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bastion import storage
-from bastion.measuring.facts import Facts, MeasuredThreat
+from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import Estimate, bounded_mean
+from bastion.measuring.measurement import MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
 from bastion.reporting.tables import Comparison, ReportedRun, Row, corruption_mean, corruptions

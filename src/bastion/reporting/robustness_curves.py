@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.axes import Series, series
 from bastion.reporting.tables import Comparison, Row

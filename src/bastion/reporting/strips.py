@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.gallery import side_by_side
 from bastion.reporting.grids import class_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.overview import CLEAN, Overview
 from bastion.reporting.tables import TWO_PHASE, Comparison, ReportedRun, Row, corruptions
 from bastion.reporting.wording import interval, listed, percent

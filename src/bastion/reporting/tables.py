@@ -12,9 +12,10 @@ import numpy as np
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
-from bastion.measuring.facts import Facts, MeasuredCase, Measurement, read_measurements
+from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.find import find_run
 from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.measurement import MeasuredCase, Measurement
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without

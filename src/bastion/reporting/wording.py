@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from bastion.measuring.facts import NORMS
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import NORMS
 from bastion.suite import written
 
 

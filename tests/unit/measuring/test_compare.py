@@ -16,8 +16,9 @@ import bastion
 from bastion import cli, storage
 from bastion.errors import BastionError
 from bastion.measuring.compare import compare, compare_facts
-from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement, write_measurement
+from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.intervals import mean, wilson
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measurement
 from bastion.measuring.order import shuffled
 from bastion.measuring.paired import difference_sequence, mcnemar, tango
 from bastion.measuring.sampling import confidence_sequence

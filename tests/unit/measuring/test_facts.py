@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bastion.measuring.facts import Facts, MeasuredAggregate, MeasuredCase, Measurement
+from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import mean
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measurement
+from bastion.measuring.table import left_out
 from bastion.run import Run, environment
 
 
@@ -58,4 +60,4 @@ def test_aggregates_of_right_and_wrong_are_of_every_example() -> None:
     assert facts.aggregate_column("worst").tolist() == [True, False, False, False]
     assert facts.aggregate_column("mean").tolist() == [1, 0.5, 0.5, 0]
     assert facts.aggregate_column("errors").tolist() == [0, 2, 0.5, 2.5]
-    assert not facts.left_out()
+    assert not left_out(facts)

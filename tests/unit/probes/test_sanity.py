@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from bastion import BastionError, Threat
 from bastion.cli import warnings_in_yellow
 from bastion.measuring import sanity
-from bastion.measuring.facts import Facts, MeasuredCase, Measurement
+from bastion.measuring.facts import Facts
+from bastion.measuring.measurement import MeasuredCase, Measurement
 from bastion.measuring.runner import measure
 from bastion.measuring.sanity import CHECKS, warnings
 from bastion.models import Classifier

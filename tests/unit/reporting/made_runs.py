@@ -8,14 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measuring.facts import (
-    Facts,
-    MeasuredAggregate,
-    MeasuredCase,
-    MeasuredThreat,
-    Measurement,
-    write_measurement,
-)
+from bastion.measuring.facts import Facts, write_measurement
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.measuring.store import FactStore
 from bastion.recipe import Recipe
 from bastion.run import Run, create_run, environment

@@ -11,7 +11,8 @@ from made_runs import CLASSES, EPS, MakeRun
 from PIL import Image
 
 from bastion.errors import BastionError
-from bastion.measuring.facts import Columns, Facts, MeasuredThreat
+from bastion.measuring.facts import Columns, Facts
+from bastion.measuring.measurement import MeasuredThreat
 from bastion.measuring.runner import measure
 from bastion.measuring.store import Column
 from bastion.models import Classifier

@@ -12,7 +12,8 @@ import pytest
 from made_runs import MakeRun, measure_everything, measure_run, train_run
 
 from bastion.errors import BastionError
-from bastion.measuring.facts import MeasuredCase, read_measurements, write_measurement
+from bastion.measuring.facts import read_measurements, write_measurement
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.sanity import CHECKS
 from bastion.measuring.store import FactStore
 from bastion.reporting import html

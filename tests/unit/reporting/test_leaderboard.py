@@ -16,8 +16,8 @@ from tests.many_models import DATA, make_run, summarize
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.measuring.facts import MeasuredAggregate
 from bastion.measuring.intervals import wilson
+from bastion.measuring.measurement import MeasuredAggregate
 from bastion.measuring.runner import measure
 from bastion.measuring.store import FactStore
 from bastion.models import Classifier

@@ -11,8 +11,8 @@ import scipy.stats
 from tests.many_models import DATA, make_run, summarize
 
 from bastion.errors import BastionError
-from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.intervals import wilson
+from bastion.measuring.measurement import MeasuredCase
 from bastion.recipe import Recipe
 from bastion.reporting.boards import Board, cell, read_boards
 from bastion.reporting.categories import category_means, correlations

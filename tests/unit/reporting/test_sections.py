@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_runs import MakeRun, measure_cases, measure_everything
 
-from bastion.measuring.facts import MeasuredAggregate
 from bastion.measuring.intervals import wilson
+from bastion.measuring.measurement import MeasuredAggregate
 from bastion.reporting import plots
 from bastion.reporting.boards import read_boards
 from bastion.reporting.costs import cost_table

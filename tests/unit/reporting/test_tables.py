@@ -12,8 +12,9 @@ from made_runs import MakeRun, measure_cases, measure_run, train_run
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.measuring.facts import Columns, Facts, MeasuredAggregate, read_measurements, write_measurement
+from bastion.measuring.facts import Columns, Facts, read_measurements, write_measurement
 from bastion.measuring.intervals import wilson
+from bastion.measuring.measurement import MeasuredAggregate
 from bastion.measuring.paired import difference_sequence
 from bastion.reporting.differences import differences
 from bastion.reporting.summary import page_title, summary

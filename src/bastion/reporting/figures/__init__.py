@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.registry import Registry
 from bastion.reporting import svg

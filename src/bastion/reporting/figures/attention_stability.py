@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, fact, figures, line_style

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.figures import Figure, fact, figures
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.figures import Figure, fact, figures
 from bastion.reporting.plots import curve_panel
 from bastion.reporting.robustness_curves import CurveChart, Line

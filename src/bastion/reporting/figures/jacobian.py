@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.correlation import spearman
-from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, fact, figures

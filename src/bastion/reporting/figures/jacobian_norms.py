@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.figures.jacobian import estimate_cell
 from bastion.reporting.tables import Comparison, Row

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, fact, figures

@@ -9,8 +9,8 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.intervals import estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.histograms import Histogram, histogram

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from bastion.measuring.facts import MeasuredCase
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.pictures import run_mark

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.gallery import choose, judged, pixel_scale, side_by_side

@@ -10,7 +10,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from bastion.measuring.facts import Facts, MeasuredCase
+from bastion.measuring.facts import Facts
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures

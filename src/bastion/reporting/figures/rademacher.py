@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, figures

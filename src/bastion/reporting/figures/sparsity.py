@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures, single_fact
 from bastion.reporting.tables import Comparison, Row

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
-from bastion.measuring.facts import MeasuredCase
+from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures, line_style, single_fact
 from bastion.reporting.tables import Comparison, Row

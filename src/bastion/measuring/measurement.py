@@ -1,0 +1,127 @@
+"""What a measurement is: which model, which data, which cases, and what they were summed up to. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.order import measured_positions
+from bastion.measuring.store import Column
+from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
+
+DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
+PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
+MOST = 50_000_000  # examples: three times all of ImageNet-21k
+NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasuredThreat(_Part):
+    norm: str
+    eps: float
+
+    def __str__(self) -> str:
+        return f"{NORMS.get(self.norm, self.norm)} ≤ {written(self.eps)}"
+
+
+class MeasuredCase(_Part):
+    """A probe on one variant of the data, or a study."""
+
+    label: str
+    kind: str
+    role: Role
+    store: str  # its folder in `facts/`
+    n: int = Field(ge=1, le=MOST)  # examples; parts of a study
+    spec: dict[str, Any]
+    at: dict[str, Any] = {}  # the values of the suite's axes
+    data: dict[str, Any] = {}  # changes to the settings of the data set
+    threat: MeasuredThreat | None = None
+    radii: tuple[float, ...] = ()  # that its curve of accuracy is shown at
+    adapted_to: int | None = None  # pixels of the images' side: positions of the model were interpolated for it
+    members: tuple[str, ...] = ()  # of an ensemble of attacks
+    columns: tuple[str, ...]
+    meanings: dict[str, str] = {}
+
+
+class MeasuredAggregate(_Part):
+    kind: str  # worst, mean, errors or sum
+    members: dict[str, float]  # labels of cases and their weights
+    column: str = CORRECT
+
+    @property
+    def is_accuracy(self) -> bool:
+        return self.kind in ("worst", "mean") and self.column in (CORRECT, SHARE_RIGHT)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of an example's value, if what is summed up lies between 0 and 1."""
+        if self.column not in SHARES:
+            return None
+        weights = self.members.values() if self.kind in ("errors", "sum") else [1.0]
+        return sum(each for each in weights if each < 0), sum(each for each in weights if each > 0)
+
+
+class Published(_Part):
+    """What a paper printed for the recipe that the run was trained with."""
+
+    numbers: dict[str, float]  # by label, as fractions
+    source: str  # `Table 1 of Tang et al. 2022`
+    note: str = ""  # such as why no right attack can meet them
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, [self.source, self.note]))
+
+
+class Measurement(_Part):
+    """What `measurements/*.json` says."""
+
+    created: str
+    command: str
+    seed: int
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    model: str
+    weights: str
+    data: dict[str, str]  # name, split, fingerprint and digest of its images
+    classes: tuple[str, ...]
+    suite: str
+    n: int = Field(ge=1, le=MOST)
+    # It stopped early, after n of so many examples in random order; None: these are the first n.
+    population: int | None = Field(None, ge=1, le=MOST)
+    cases: tuple[MeasuredCase, ...]
+    aggregates: dict[str, MeasuredAggregate] = {}
+    published: Published | None = None
+    origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
+    parameters: int | None = None  # of the model; None: measured before they were counted
+    category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
+    blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
+    summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
+    scalars: dict[str, float] = {}  # single numbers of studies, by label/name, for the same lists
+    doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
+
+    def positions(self, case: MeasuredCase) -> Column:
+        """Of the examples of a probe, or of the parts of a study."""
+        return measured_positions(case.n, self.population if case.kind == "probes" else None)
+
+
+def adaptation(about: Measurement) -> str:
+    """To what sizes the model was adapted, if it was."""
+    sizes = sorted({case.adapted_to for case in about.cases if case.adapted_to})
+    return f"the model's positions were interpolated for images of {', '.join(map(str, sizes))} pixels" if sizes else ""
+
+
+def mixture(about: Measurement) -> str:
+    """In what the origins of the facts differ, if they do: `measured with torch 2.12.0 and 2.13.0`."""
+    flat = [{**origin, **origin.get("versions", {})} for origin in about.origins]
+    keys = [key for key in (flat[0] if flat else {}) if key != "versions"]
+    said = []
+    for key in keys:
+        values = sorted({str(origin.get(key)) for origin in flat})
+        if len(values) > 1:
+            said.append(f"{key.replace('_', ' ')} {' and '.join(values)}")
+    return f"the facts were measured with different {', '.join(said)}" if said else ""

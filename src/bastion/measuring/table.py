@@ -1,0 +1,155 @@
+"""A measurement as text, for a terminal, and as HTML, for a notebook. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import DISTANCE, NORMS, PHASES, MeasuredThreat, adaptation, mixture
+from bastion.measuring.sampling import TwoPhase
+from bastion.suite import CORRECT
+
+if TYPE_CHECKING:
+    from bastion.measuring.facts import Facts
+
+
+def table(facts: Facts) -> str:
+    """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text.
+
+    Probes that vary along two axes are a grid at the end, without intervals.
+    """
+    grid = facts.grids()
+    rows: list[tuple[str, str, str]] = []
+    for label, accuracy in facts.accuracies().items():
+        if any(label in each.labels for each in grid):
+            continue
+        rows.append((label, _threat(facts, label), _percentages(accuracy) + _printed(facts, label)))
+        if label in facts.labels:
+            rows += [(f"  {stage}", "", _percentages(after)) for stage, after in facts.stages(label).items()]
+    rows += [(name, "", _summed(facts, name, each) + _printed(facts, name)) for name, each in facts.errors().items()]
+    for label, phased in facts.two_phases().items():
+        rows += [
+            (label, _threat(facts, label), _percentages(phased.population)),
+            ("", "", _phases(facts, label, phased)),
+        ]
+    rows += _distances(facts)
+    rows += _analyses(facts)
+    rows += [(name, "", text) for name, text in _scalars(facts).items()]
+    about = facts.about
+    head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
+    below = [line for each in grid for line in each.lines()]
+    return "\n".join([head, *_aligned(rows), *below, *_remarks(facts)])
+
+
+def _summed(facts: Facts, name: str, e: Estimate) -> str:
+    """Rates are percentages, distances are in pixels of [0, 1]."""
+    if facts.about.aggregates[name].column != DISTANCE:
+        return _percentages(e)
+    return f"{e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  n = {e.n}"
+
+
+def _phases(facts: Facts, label: str, phased: TwoPhase) -> str:
+    survived, sampled, lost = (int(facts.columns[f"{label}/{name}"].sum()) for name in PHASES)
+    return (
+        f"two-phase: {sampled} of {survived} survivors sampled, {lost} lost; on these {phased.n} images "
+        f"{100 * phased.low:.2f} to {100 * phased.high:.2f} %"
+    )
+
+
+def _threat(facts: Facts, label: str) -> str:
+    case = facts.case(label) if label in facts.labels else None
+    return str(case.threat) if case and case.threat else ""
+
+
+def _printed(facts: Facts, label: str) -> str:
+    numbers = facts.about.published.numbers if facts.about.published else {}
+    return f"  paper {100 * numbers[label]:.1f}" if label in numbers else ""
+
+
+def _distances(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
+    for case in facts.about.cases:
+        if case.kind == "probes" and DISTANCE in case.columns and CORRECT not in case.columns:
+            distance = facts.columns[f"{case.label}/{DISTANCE}"]
+            rest = int(np.isinf(distance).sum())
+            text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
+            norm = str(case.spec.get("norm", ""))
+            yield case.label, NORMS.get(norm, norm), text
+            for radius, accuracy in facts.curve(case.label, case.radii).items():
+                yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
+
+
+def _analyses(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """Of probes that analyse: mean and spread of what is one number per example and in no aggregate."""
+    labels = {case.label for case in facts.with_role("analysis")}
+    summed = {f"{label}/{each.column}" for each in facts.about.aggregates.values() for label in each.members}
+    for name, e in facts.estimates().items():
+        label, _, column = name.rpartition("/")
+        values = facts.columns[name]
+        if label in labels and name not in summed and values.dtype != bool and e.n:
+            spread = float(np.std(values[np.isfinite(values)], ddof=min(1, e.n - 1)))
+            text = f"mean {e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  std {spread:.3g}  n = {e.n}"
+            yield f"{label}: {column}", "", text
+
+
+def _scalars(facts: Facts) -> dict[str, str]:
+    finite = {name: value for name, value in facts.scalars().items() if math.isfinite(value)}
+    return {name.replace("/", ": "): f"{value:,.7g}" for name, value in finite.items()}
+
+
+def _remarks(facts: Facts) -> list[str]:
+    told = [_stopped(facts), *left_out(facts), mixture(facts.about), adaptation(facts.about)]
+    mixed = [f"note: {text}" for text in told if text]
+    if facts.about.published:
+        mixed.append(f"paper: {facts.about.published}")
+    if facts.checks and not facts.warnings():
+        return [f"sanity checks: {facts.checks}, no warning", *mixed]
+    return [*map(str, facts.warnings()), *mixed]
+
+
+def left_out(facts: Facts) -> list[str]:
+    """Which means are not of all examples, since some have no finite number."""
+    columns = {name: facts.aggregate_column(name) for name in facts.about.aggregates}
+    counts = {name: int((~np.isfinite(column)).sum()) for name, column in columns.items()}
+    return [
+        f"{name}: without {count} of {facts.n} examples, whose '{facts.about.aggregates[name].column}' is not finite"
+        for name, count in counts.items()
+        if count
+    ]
+
+
+def _stopped(facts: Facts) -> str:
+    if facts.about.population is None:
+        return ""
+    return (
+        f"stopped after {facts.n} of {facts.about.population} examples in random order; intervals of accuracies and "
+        "worst cases are of all of them, and hold whenever one stops; others are ordinary ones"
+    )
+
+
+def html(facts: Facts) -> str:
+    """In a notebook: accuracies with their intervals, then warnings."""
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(_threat(facts, name))}</td><td>{100 * each.value:.2f} %</td>"
+        f"<td>[{100 * each.low:.2f}, {100 * each.high:.2f}]</td></tr>"
+        for name, each in facts.numbers().items()
+    )
+    head = f"{facts.about.model} on {facts.about.data['name']}, n = {facts.n}"
+    below = "".join(f"<p>{escape(str(each))}</p>" for each in facts.warnings())
+    return f"<table><caption>{escape(head)}</caption>{rows}</table>{below}"
+
+
+def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Label, threat and numbers, one below the other."""
+    width = max([16, *(len(label) for label, _, _ in rows)])
+    middle = max([0, *(len(threat) for _, threat, _ in rows)])
+    return [f"{label:<{width}} {threat:<{middle}}{' ' if middle else ''}{text}" for label, threat, text in rows]
+
+
+def _percentages(e: Estimate) -> str:
+    return f"{100 * e.value:6.2f} %  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"
