@@ -22,9 +22,9 @@ LIMITS = {"limit": 48, "batch_size": 4}
 UNTIL = 0.4
 
 # Two measurements, one after the other. In the second one rank 1 kills itself in its second batch, the first time that
-# it is started; every batch of that one leaves a line.
+# it is started, and rank 0 waits for that after its first; every batch of that one leaves a line.
 SCRIPT = """
-import json, os, signal, sys
+import json, os, pathlib, signal, sys, time
 from bastion.cli import main
 from bastion.measuring.worker import Worker
 
@@ -39,11 +39,15 @@ def run(words):
             raise
 
 run(first)
-plain, done = Worker.__call__, []
+plain, done, killed = Worker.__call__, [], pathlib.Path(os.environ["DONE"] + ".killed")
 def watched(self, task):
     done.append(task)
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and len(done) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and len(done) == 2:
+        if os.environ["RANK"] == "1":
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not killed.exists():
+            time.sleep(0.02)
     right = plain(self, task)
     with open(os.environ["DONE"], "a") as file:
         file.write(f"{os.environ['RANK']} {task.key}\\n")

@@ -213,8 +213,7 @@ def commands(samples: Samples, draw: random.Random) -> None:
 
 def _typed(words: list[str]) -> None:
     before, out, err = sys.argv, io.StringIO(), io.StringIO()
-    consoles = cli.stdout.file, cli.stderr.file
-    sys.argv, cli.stdout.file, cli.stderr.file = ["bastion", *words], out, err
+    sys.argv = ["bastion", *words]
     code: Any = 0
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -222,7 +221,7 @@ def _typed(words: list[str]) -> None:
     except SystemExit as end:
         code = end.code
     finally:
-        sys.argv, (cli.stdout.file, cli.stderr.file) = before, consoles
+        sys.argv = before
     said = out.getvalue() + err.getvalue()
     lines = [line for line in err.getvalue().splitlines() if not line.startswith("warning: ")]
     if printable(said) != said or (code == 1 and (len(lines) != 1 or not lines[0].startswith("error: "))):

@@ -22,6 +22,7 @@ from tests.unprivileged import closed, folder_for_all
 from torch import Tensor, nn
 
 from bastion import BastionError, storage
+from bastion.attacks import attacks
 from bastion.data.idx import FILES, read_idx_folder
 from bastion.data.imagefolder import imagefolder
 from bastion.data.npz import npz
@@ -32,9 +33,9 @@ from bastion.measuring import executors
 from bastion.measuring.runner import measure
 from bastion.models import Classifier, checkpoint
 from bastion.models.load import load
+from bastion.plugins import own_files
 from bastion.recipe import load_recipe
 from bastion.recipe_files import DEEPEST
-from bastion.registry import Registry, plugin_files
 from bastion.reporting.html import report
 from bastion.reporting.leaderboard import leaderboard
 from bastion.run import Run, open_run
@@ -290,9 +291,9 @@ def test_no_plug_in_is_loaded_that_nobody_named(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "attacks" / "evil.py").write_text("raise SystemExit('it was run')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BASTION_PLUGINS", raising=False)
-    assert plugin_files() == []
+    assert own_files("attacks") == []
     with pytest.raises(BastionError, match="unknown attack 'evil'"):
-        Registry("attack", "bastion.attacks", object).build("evil")
+        attacks.build("evil")
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

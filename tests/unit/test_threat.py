@@ -170,7 +170,7 @@ def test_random_points_fill_the_ball_uniformly() -> None:
         ("linf", math.nan, "threat.eps: expected a number, got"),
         ("linf", math.inf, "threat.eps: expected a number, got"),
         ("linf", 8, "linf 8 is no bound; 8/255 meant"),
-        ("linf", "8/255", "threat.eps: expected a number, got"),
+        ("linf", "8/0", "threat.eps: expected a number, got"),
         ("l-inf", 0.1, "unknown norm 'l-inf'; did you mean 'linf'"),
         ("l0", 0.1, "unknown norm 'l0'"),
     ],

@@ -220,7 +220,7 @@ def test_a_suite_of_sanity_checks_alone_shows_its_warnings(tmp_path: Path) -> No
 
 
 def test_what_is_no_run_or_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BastionError, match="not a run directory"):
+    with pytest.raises(BastionError, match=r"not a run, not a folder with card\.json"):
         report([tmp_path], tmp_path / "report.html")
     run = create_run(tmp_path / "run", seed=0)
     with pytest.raises(BastionError, match="cannot be written"):

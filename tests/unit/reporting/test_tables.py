@@ -263,7 +263,7 @@ def test_other_values_carry_the_n_they_are_made_of(tmp_path: Path) -> None:
 def test_no_run_and_no_run_directory_are_errors(tmp_path: Path) -> None:
     with pytest.raises(BastionError, match="no run was given"):
         read_runs([])
-    with pytest.raises(BastionError, match="not a run directory"):
+    with pytest.raises(BastionError, match=r"not a run, not a folder with card\.json"):
         read_runs([tmp_path])
 
 
