@@ -33,7 +33,7 @@ def warn_if_normalised_input_is_expected(model: nn.Module, split: Split) -> None
         before, after = right(batch.x), right((batch.x - mean) / std)
     gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
     # A network that answers the same for all images is right on all images of one class.
-    if gained >= GAINED and not lost and len(batch.y[after].unique()) > 1:
+    if gained >= GAINED and not lost and len({*batch.y[after].tolist()}) > 1:
         warnings.warn(
             f"of {len(batch.x)} images the model gets {int(before.sum())} right, and {int(after.sum())} if they are "
             f"normalised: it seems to expect that. Measure bastion.wrap(model, normalize='{usual}'), or with the mean "
