@@ -40,6 +40,7 @@ class Answer(NamedTuple):
 
     estimate: Estimate
     under: tuple[str, ...]
+    cases: frozenset[str]  # their settings, by which other models' probes are recognised as the same
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Question:
     answers: dict[str, Answer]  # by the key of the model
     threat: MeasuredThreat | None = None
     attacks: int = 0  # that were measured at this very radius; ensembles count by their members
+
+    @property
+    def alike(self) -> bool:
+        """Were all models asked by the same probes? Else the row does not compare them."""
+        return len({each.cases for each in self.answers.values()}) <= 1
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,9 @@ def _keys(probes: Iterable[_Probe]) -> list[str]:
 
 def _answer(probes: Sequence[_Probe], n: int) -> Answer:
     columns = [each.column(n) for each in probes]
-    under = tuple(dict.fromkeys(label for each in probes for label in each.labels))
+    cases = [each.facts.case(label) for each in probes for label in each.labels]
+    under = tuple(dict.fromkeys(case.label for case in cases))
+    asked = frozenset(case.store.rpartition("/")[2] for case in cases)
     if columns[0].dtype != bool:
-        return Answer(bounded_mean(columns[0]), under)
-    return Answer(probes[0].facts.first(n).estimate(np.logical_and.reduce(columns)), under)
+        return Answer(bounded_mean(columns[0]), under, asked)
+    return Answer(probes[0].facts.first(n).estimate(np.logical_and.reduce(columns)), under, asked)

@@ -49,7 +49,10 @@ def _told_together(overview: Overview) -> str:
         parts = ", ".join(map(" ".join, zip(texts, words, strict=True))) if not said else " and ".join(texts)
         said.append(f"{model.name}: {parts}")
     images = clean.n if clean.n == attacked.n else f"{clean.n} and {attacked.n}"
-    return f"{'; '.join(said)}. Measured on {images} images of {overview.data} ({overview.split})." if said else ""
+    unlike = "" if attacked.alike else " They were not attacked alike, so the numbers do not compare them."
+    return (
+        f"{'; '.join(said)}.{unlike} Measured on {images} images of {overview.data} ({overview.split})." if said else ""
+    )
 
 
 def _doubt(comparison: Comparison) -> str:

@@ -150,7 +150,7 @@ def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any
     for number, (label, said) in enumerate(cases.items()):
         columns: dict[str, Column] = said["columns"]
         n = len(next(iter(columns.values())))
-        store = FactStore(run.facts / f"identity-of-{about.get('suite', 'cases')}" / str(number))
+        store = FactStore(run.facts / "identity-of-cases" / f"{about.get('suite', 'made')}-{number}")
         store.write(range(n), columns, {}, {"device": "cpu"})
         named = {"label": label, "kind": "probes", "store": store.name, "n": n, "spec": {}, "columns": tuple(columns)}
         measured.append(MeasuredCase(**named | {key: value for key, value in said.items() if key != "columns"}))

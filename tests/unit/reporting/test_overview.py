@@ -100,6 +100,18 @@ def test_models_that_were_measured_into_one_folder_are_not_mixed(run: Run) -> No
     }
 
 
+def test_models_that_were_not_attacked_alike_are_not_compared(run: Run, tmp_path: Path) -> None:
+    other = create_run(tmp_path / "other", seed=0)
+    for each in (run, other):
+        measure_cases(each, CLEAN | {"pgd": attack(np.arange(20) < 12)}, suite="one")
+    measure_cases(run, {"clean": CLEAN["clean"], "strong": attack(np.arange(20) < 2)}, suite="two")
+    measure_cases(other, CLEAN, suite="two")
+    comparisons = compare(read_runs([run.folder, other.folder]))
+    made = overview(run, other)
+    assert [each.alike for each in made.questions] == [True, False]
+    assert "They were not attacked alike" in summary(comparisons, overviews(comparisons))
+
+
 def test_free_patches_have_no_row_and_a_single_suite_needs_no_overview(run: Run) -> None:
     measure_cases(run, CLEAN | {"patch": attack(np.zeros(20, bool), "linf", 1.0)}, suite="one")
     assert overviews(compare(read_runs([run.folder]))) == []
