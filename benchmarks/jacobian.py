@@ -135,7 +135,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def plot(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, 2)
     names = {
         "dense": "dense (jacrev, svdvals)",
@@ -151,7 +151,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     for panel, title in zip(axes, ("seconds of the processor", "memory in MB"), strict=True):
         panel.set(xlabel="N·D, numbers that go through the block", title=title)
         panel.grid(alpha=0.3)
-    axes[0].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=120)
 
 
