@@ -23,9 +23,8 @@ from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.square import Square
 from bastion.errors import BastionError, did_you_mean
-from bastion.forward import in_mode
+from bastion.forward import device_of, in_mode
 from bastion.measuring.evaluate import attack, evaluate
-from bastion.measuring.identity import device_of
 from bastion.measuring.runner import measure
 from bastion.threat import Norm
 

@@ -23,9 +23,8 @@ from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import is_adversarial, judge
 from bastion.data.given import images, labels
 from bastion.errors import BastionError
-from bastion.forward import in_mode, predict
+from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
-from bastion.measuring.identity import device_of
 from bastion.measuring.runner import BATCH_SIZE, measure
 from bastion.models.load import load
 from bastion.progress import Advance, bar

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion import forward, rng
-from bastion.forward import in_mode, misclassified
-from bastion.measuring.identity import device_of
+from bastion.forward import device_of, in_mode, misclassified
 from bastion.models import Classifier
 from bastion.models.normalisations import NORMALISATIONS
 from bastion.types import Split

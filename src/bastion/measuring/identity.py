@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bastion import forward, rng, storage
 from bastion.errors import BastionError
-from bastion.forward import frozen, in_mode, input_gradient
+from bastion.forward import device_of, frozen, in_mode, input_gradient
 from bastion.models import checkpoint
 from bastion.registry import source_text
 from bastion.run import Run
@@ -97,10 +97,6 @@ def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
         logits=logits.tolist(),
         slopes=slopes.tolist(),
     )
-
-
-def device_of(model: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
 
 
 @contextmanager

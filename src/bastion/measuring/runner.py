@@ -25,12 +25,13 @@ from torch import nn
 from bastion import storage
 from bastion.data.given import as_data
 from bastion.errors import BastionError
+from bastion.forward import device_of
 from bastion.measuring.convert import convert
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
 from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.find import default_folder
 from bastion.measuring.guards import warn_if_normalised_input_is_expected
-from bastion.measuring.identity import Identity, device_of, identify
+from bastion.measuring.identity import Identity, identify
 from bastion.measuring.measurement import PHASES, MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.measuring.order import Doing, Limits, Pace, Tally, measured_positions, shortened, shuffled, surviving
 from bastion.measuring.published import published

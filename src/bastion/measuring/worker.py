@@ -17,8 +17,7 @@ from bastion import rng, storage
 from bastion.acceleration import Accelerated, accelerate
 from bastion.data import datasets
 from bastion.errors import BastionError
-from bastion.forward import in_mode
-from bastion.measuring.identity import device_of
+from bastion.forward import device_of, in_mode
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
 from bastion.models.adapt import resized
