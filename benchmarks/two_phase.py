@@ -28,7 +28,8 @@ import torch
 
 from bastion import storage
 from bastion.data import datasets
-from bastion.measuring.runner import BATCH_SIZE, measure
+from bastion.measuring.plan import BATCH_SIZE
+from bastion.measuring.runner import measure
 from bastion.measuring.sampling import sample_size, two_phase
 from bastion.threat import Threat
 from benchmarks.autoattack import STANDARD, by_reference, load_model, without_checks

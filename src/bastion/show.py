@@ -93,7 +93,7 @@ def _describe_images(name: str) -> list[str]:
         data = datasets.build(name)
     except BastionError as error:
         return [_row("not here", str(error))]
-    sizes = {split: len(getattr(data, split)) for split in ("train", "val", "test")}
+    sizes = {split: len(data.split(split)) for split in ("train", "val", "test")}
     return [
         _row("images", ", ".join(f"{count:,} {split}" for split, count in sizes.items() if count)),
         _row("size", "×".join(map(str, data.shape))),

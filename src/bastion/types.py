@@ -268,6 +268,7 @@ class Description:
     threat: Threat | None = None
     members: tuple[str, ...] = ()  # the attacks of an ensemble, in their order
     versions: tuple[int, ...] = ()  # of the attacks that its facts depend on
+    passes: int = 1  # on an example at most; for the progress bar
 
 
 class Probe:
@@ -370,3 +371,8 @@ class DataSet:
             raise BastionError(
                 f"data set '{self.name}': classes {' and '.join(names)} are both column {twice[0]}; each needs its own"
             )
+
+    def split(self, name: str) -> Split:
+        """`train`, `val` or `test`."""
+        split: Split = getattr(self, name)
+        return split

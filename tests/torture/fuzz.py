@@ -55,7 +55,7 @@ from bastion.models.load import load
 from bastion.recipe import load_recipe
 from bastion.recipe_files import SHIPPED
 from bastion.reporting.html import report
-from bastion.run import create_run, environment
+from bastion.run import Run, create_run, environment
 from bastion.suite import load_suite
 from bastion.training import trainer
 from bastion.training.build import build_objective
@@ -381,7 +381,7 @@ def runs(samples: Samples, draw: random.Random) -> None:
             path.write_text("\n".join(lines))
         else:
             path.write_bytes(mutate_bytes(good, draw))
-        run = create_run(folder, 0) if (folder / "provenance.json").exists() else runner.Run(folder)
+        run = create_run(folder, 0) if (folder / "provenance.json").exists() else Run(folder)
         run.history()
         run.card()
         for facts in read_measurements(run):

@@ -25,7 +25,8 @@ from bastion.data.given import images, labels
 from bastion.errors import BastionError
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
-from bastion.measuring.runner import BATCH_SIZE, measure
+from bastion.measuring.plan import BATCH_SIZE
+from bastion.measuring.runner import measure
 from bastion.models.load import load
 from bastion.progress import Advance, bar
 from bastion.recipe_yaml import read_value

@@ -284,10 +284,10 @@ class Facts:
         return table.html(self)
 
 
-def write_measurement(run: Run, about: Measurement, *, anew: bool = True) -> Facts:
-    """Store it. If nothing was measured anew, one that says the same stays as it is, with its date."""
+def write_measurement(run: Run, about: Measurement, *, changed: bool = True) -> Facts:
+    """Store the measurement. If no fact changed and a stored one says the same, keep that one with its date."""
     path = _path(run, about, stopped=about.population is not None)
-    stored = None if anew else _stored(path)
+    stored = None if changed else _stored(path)
     if stored and stored == about.model_copy(update=_passing(stored)):
         return Facts(run, stored, Columns(run, stored))
     facts = Facts(run, about, Columns(run, about))

@@ -27,7 +27,7 @@ from bastion.forward import device_of, frozen, in_mode, input_gradient
 from bastion.models import checkpoint
 from bastion.registry import source_text
 from bastion.run import Run
-from bastion.types import DataSet, Split
+from bastion.types import DataSet
 
 IMAGES = 4  # of the data, whose logits and gradients are compared
 LOGITS = 2e-3  # of the largest: other machines, versions and batch sizes round otherwise
@@ -86,7 +86,7 @@ def read_identity(folder: Path) -> Identity:
 
 
 def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
-    images: Split = getattr(data, split)
+    images = data.split(split)
     modules = {name: _describe_module(module) for name, module in model.named_modules()}  # before it runs
     logits, slopes = _answers(model, images.batch(range(min(IMAGES, len(images)))).x)
     columns = {"columns": storage.fingerprint(list(data.columns))} if data.columns is not None else {}

@@ -124,7 +124,7 @@ class Worker:
             named["versions"] = built.describe().versions
         if data_key(case.data) != data_key(self.job.suite.data):
             data = self.data(case)
-            named["data"] = [data.fingerprint, getattr(data, self.job.split).digest()]
+            named["data"] = [data.fingerprint, data.split(self.job.split).digest()]
         return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
 
     def parts(self, case: Case) -> int:
@@ -194,7 +194,7 @@ class Worker:
     def _probe(self, case: Case, probe: Probe, positions: list[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Facts of all these examples, and pictures of some."""
         data = self.data(case)
-        batch = getattr(data, self.job.split).batch(positions)
+        batch = data.split(self.job.split).batch(positions)
         batch = batch.check(len(data.classes), f"measure, probe '{case.label}'")
         model = self.model_for(case)
         answer = probe(model, batch.to(device_of(model)), seed=self.job.seed)

@@ -12,11 +12,11 @@ SplitName = Literal["train", "val", "test"]
 
 def first_examples(data: DataSet, split: SplitName, n: int, where: str) -> Batch:
     """The first `n` examples of a split; `where` names the setting that n comes from, for the error message."""
-    available = len(getattr(data, split))
+    available = len(data.split(split))
     if n > available:
         raise BastionError(
             f"{where}: the {split} split of {data.name} has {available} images, got {n}; ask for fewer, or of another "
             "split"
         )
-    batch: Batch = getattr(data, split).batch(range(n))
+    batch = data.split(split).batch(range(n))
     return batch.check(len(data.classes), where)

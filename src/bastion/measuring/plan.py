@@ -1,0 +1,251 @@
+"""Before the first batch: check the request, find model, data, suite and run, and look up what is stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bastion import storage
+from bastion.data.given import as_data
+from bastion.errors import BastionError
+from bastion.forward import device_of
+from bastion.measuring.convert import convert
+from bastion.measuring.executors import Launched
+from bastion.measuring.find import default_folder
+from bastion.measuring.identity import Identity, identify
+from bastion.measuring.measurement import PHASES
+from bastion.measuring.order import Tally, shuffled
+from bastion.measuring.store import POSITION, Column
+from bastion.measuring.worker import Job, Worker, build_data, check_fit, on_device
+from bastion.models.columns import num_outputs
+from bastion.models.load import best_device, is_function, load, locate, timm_model_name
+from bastion.run import Run, create_run
+from bastion.suite import CORRECT, Case, Suite, load_suite
+from bastion.types import DataSet, Probe, Split
+
+# Survivors of a batch share the model's batches, so larger ones are faster; smaller ones are easier to share out.
+BATCH_SIZE = 128
+PICTURES = 16  # examples of which pictures are kept
+
+SuiteLike = Suite | Mapping[str, Any] | str | Path  # a suite, or what names or makes one
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `measure`."""
+
+    model: nn.Module | str | Path
+    data: Any
+    suite: SuiteLike
+    changes: Mapping[str, Any] | Iterable[str] | str = ()
+    split: str = "test"
+    limit: int | None = None
+    seed: int = 0
+    folder: str | Path | None = None
+    batch_size: int = BATCH_SIZE
+    keep: int | str = PICTURES
+    acceleration: bool = True
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is known before the first batch."""
+
+    request: Request
+    name: str  # of the model
+    run: Run
+    identity: Identity
+    worker: Worker
+    split: Split
+    order: Column  # positions of the examples, as they are measured
+    tally: Tally
+
+
+def make_plan(request: Request, *, shuffle: bool, launched: Launched | None = None) -> Plan:
+    """Check the request, create the run and look up what is stored."""
+    _check_request(request)
+    source = _source(request.model)
+    suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite, request.changes)
+    devices = _devices(source, request.device)
+    network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
+    built: dict[str, DataSet] = {}
+    data = as_data(request.data, num_classes=partial(num_outputs, network), limit=request.limit)
+    base = build_data(data, suite.data, built)
+    n = _count(base, request.split, request.limit)
+    check_fit(network, base)
+    identity = identify(network, base, request.split)
+    name = _model_name(source, request.model)
+    run = create_run(_run_folder(source, name, identity.weights, request.folder), request.seed)
+    _check_run_is_of(run, identity.weights)
+    storage.remove_leftovers(run.folder)
+    convert(run)
+    order = shuffled(n) if shuffle else np.arange(n)
+    job = Job(
+        model=source,
+        data=data,
+        split=request.split,
+        suite=suite,
+        folder=identity.folder(run),
+        seed=request.seed,
+        batch_size=request.batch_size,
+        pictured=frozenset(order[: None if request.keep == "all" else int(request.keep)].tolist()),
+        devices=devices,
+        acceleration=request.acceleration,
+    )
+    worker = Worker(job, network, built)
+    for case in worker.cases:
+        check_fit(worker.network_for(case), worker.data(case))
+        _check_variant(case, worker.data(case), base, request.split, n)
+    _check_aggregates(worker)
+    return Plan(request, name, run, identity, worker, base.split(request.split), order, _tally(worker, order))
+
+
+def _check_request(request: Request) -> None:
+    check_integers({"seed": request.seed}, least=None)
+    if request.keep != "all":
+        check_integers({"keep": request.keep}, least=0)
+    check_integers({"limit": request.limit, "batch_size": request.batch_size}, least=1)
+    if request.split not in ("train", "val", "test"):
+        raise BastionError(f"split: expected train, val or test, got '{request.split}'")
+    if isinstance(request.suite, Suite) and request.changes:
+        raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
+
+
+def _tally(worker: Worker, order: Column) -> Tally:
+    """Count what is stored already."""
+    labels = [case.label for case in worker.cases if case.kind == "probes"]
+    suite = worker.job.suite
+    worst = {name: suite.members(name).keys() for name, each in suite.aggregates.items() if each.kind == "worst"}
+    tally = Tally(order, labels, worst)
+    for case in worker.cases:
+        if case.kind == "probes":
+            stored = worker.store(case).stored([CORRECT])
+            tally.add(case.label, stored[POSITION], stored.get(CORRECT))
+    return tally
+
+
+def suite_name(given: SuiteLike) -> str:
+    return Path(given).stem if isinstance(given, str | Path) else "custom"
+
+
+def _source(model: nn.Module | str | Path) -> nn.Module | Path:
+    """The model itself, or the folder or function that each worker loads it from."""
+    if isinstance(model, nn.Module):
+        return model
+    if is_function(model):
+        return Path(model)
+    return locate(model) if timm_model_name(model) is None else load(model)
+
+
+def _devices(source: nn.Module | Path, wanted: str | None) -> tuple[str, ...]:
+    """A model that was given stays where it is; one that is loaded may go to every GPU."""
+    if isinstance(source, nn.Module):
+        own = device_of(source)
+        if wanted is not None and best_device(wanted).type != own.type:
+            raise BastionError(f"device: this model is on {own}, and stays there; move it first, with .to('{wanted}')")
+        return (str(own),)
+    best = best_device(wanted)
+    if best.type == "cuda" and best.index is None:
+        return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+    return (str(best),)
+
+
+def _run_folder(source: nn.Module | Path, name: str, weights: str, folder: str | Path | None = None) -> Path:
+    """The folder of the run that facts of this model go to."""
+    if folder is not None:
+        return Path(folder)
+    if isinstance(source, Path) and _is_run(source.resolve()):
+        return source.resolve().parent
+    return default_folder(name, weights)
+
+
+def _is_run(model_folder: Path) -> bool:
+    return model_folder.name == "model" and storage.is_file(model_folder.parent / "provenance.json")
+
+
+def _model_name(source: nn.Module | Path, given: nn.Module | str | Path) -> str:
+    """What tables and reports call the model: one that was built by name has that name."""
+    if isinstance(source, Path):
+        folder = source.resolve()
+        return folder.parent.name if _is_run(folder) else folder.name
+    if not isinstance(given, nn.Module):
+        return str(given)
+    spec = getattr(source, "spec", None)
+    return str(spec["name"]) if isinstance(spec, dict) and "name" in spec else type(source).__name__.lower()
+
+
+def _check_run_is_of(run: Run, weights: str) -> None:
+    """A trained run takes facts of its own model only."""
+    card = run.card()
+    if run.recipe() is not None and card and card.get("weights") != weights:
+        raise BastionError(f"{run.folder}: is the run of another model; give facts of this one another --run")
+
+
+def _count(data: DataSet, split: str, limit: int | None) -> int:
+    available = len(data.split(split))
+    if not available:
+        raise BastionError(f"split: {data.name} has no images in its {split} split; measure another one with --split")
+    if limit is not None and limit > available:
+        raise BastionError(f"limit: the {split} split of {data.name} has {available} examples, got {limit}")
+    return available if limit is None else limit
+
+
+def check_integers(given: Mapping[str, object], *, least: int | None) -> None:
+    """Raise unless these are whole numbers, or None for a default."""
+    for name, value in given.items():
+        if value is None and least is not None:
+            continue
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or (least is not None and value < least):  # type: ignore[operator]
+            bound = "" if least is None else f" of at least {least}"
+            raise BastionError(f"{name}: must be a whole number{bound}, got {value!r}")
+
+
+def check_positive(given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):  # type: ignore[operator]
+            raise BastionError(f"{name}: must be a number above 0, got {value!r}")
+
+
+def check_until(until: float, worker: Worker) -> None:
+    """An interval must be there to become narrow."""
+    if until >= 1:
+        raise BastionError(f"until: the width of an interval, such as 0.02 for two points, got {until:g}")
+    described = [set(built.facts) for built in worker.built if isinstance(built, Probe)]
+    if any(facts >= set(PHASES) for facts in described):
+        raise BastionError("until: a two-phase estimate has an interval of its own; use --limit or --budget")
+    if not any(CORRECT in facts for facts in described):
+        raise BastionError("until: no probe of this suite tells an accuracy; use --limit or --budget")
+
+
+def _check_variant(case: Case, data: DataSet, base: DataSet, split: str, n: int) -> None:
+    """Raise unless this variant has the examples of the suite's data: facts are compared by position."""
+    _count(data, split, n)
+    if data.columns != base.columns:
+        raise BastionError(f"{case.kind}.{case.base}.data: its class map is not the suite's; measure it by itself")
+    own, others = data.split(split), base.split(split)
+    if not (torch.equal(own.index[:n], others.index[:n]) and torch.equal(own.labels[:n], others.labels[:n])):
+        raise BastionError(
+            f"{case.kind}.{case.base}.data: its first {n} examples are not those of the suite's data in the same "
+            "order; measure it by itself"
+        )
+
+
+def _check_aggregates(worker: Worker) -> None:
+    """A column that a probe does not have is told before hours are spent, if the probe says which it has."""
+    suite = worker.job.suite
+    columns = {case.label: built.facts for case, built in zip(worker.cases, worker.built, strict=True)}
+    for name, each in suite.aggregates.items():
+        for label in suite.members(name):
+            if columns[label] and each.column not in columns[label]:
+                raise BastionError(f"aggregates.{name}: the probe '{label}' has no facts '{each.column}'")
