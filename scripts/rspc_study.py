@@ -1,15 +1,16 @@
 """RSPC in small: one ViT trained in five ways with three seeds, and which claims of the paper hold on it.
 
     python -m scripts.rspc_study                 # train, measure, write docs/rspc.md; run it again to resume
-    python -m scripts.rspc_study --page          # write the page anew from what is measured
+    python -m scripts.rspc_study --page          # only write the page
 
-Two processes of one thread train and measure run by run in `runs/rspc-study/`. CIFAR-10 must be there
-(`bastion data get cifar10`).
+Two processes of one thread train and measure run by run in `runs/rspc-study/`; what the page needs of a run is kept in
+`benchmarks/results/rspc_study/`. CIFAR-10 must be there (`bastion data get cifar10`).
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import matplotlib
 import numpy as np
 from scripts.study import both, in_processes, minus, points, students_t, table, verdict, with_label
 
+from bastion import storage
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.intervals import Estimate
 from bastion.run import open_run
@@ -24,10 +26,10 @@ from bastion.run import open_run
 matplotlib.use("Agg")
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs" / "rspc.md", ROOT / "docs" / "rspc.png"
-RUNS = Path("runs") / "rspc-study"
+RUNS, RESULTS = Path("runs") / "rspc-study", ROOT / "benchmarks" / "results" / "rspc_study"
 SEEDS = (0, 1, 2)
 RECIPE = "tiny/rspc"
-COMMON = ("data=cifar10", "train_limit=15000", "schedule.epochs=12", "validate.limit=500")
+COMMON = ("data=cifar10", "train_limit=12000", "schedule.epochs=10", "validate.limit=500")
 STANDARD, OCCLUDED, RANDOM, LEARNED, STRONG = "standard", "ce-occluded", "random", "rspc", "rspc-strong"
 ARMS = {
     STANDARD: ("standard training", ["objective={name: standard, label_smoothing: 0.1}"]),
@@ -36,6 +38,7 @@ ARMS = {
     LEARNED: ("RSPC, λ = 0.005", ["objective.weight=5e-3"]),
     STRONG: ("RSPC, λ = 1", ["objective.weight=1"]),
 }
+ORDER = (LEARNED, STANDARD, RANDOM, OCCLUDED, STRONG)  # the first one learns the masks of the others
 STUDY: dict[str, Any] = {
     "probes": {
         "clean": "accuracy",
@@ -59,8 +62,12 @@ def folder(arm: str, seed: int) -> Path:
     return RUNS / f"{arm}-{seed}"
 
 
+def result(arm: str, seed: int) -> Path:
+    return RESULTS / f"{arm}-{seed}.json"
+
+
 def work(arm: str, seed: int) -> None:
-    """Train one run and measure it; whatever is there already is not done again."""
+    """Train one run, measure it and keep its numbers; what is there already is not done again."""
     import torch
 
     from bastion.measuring.runner import measure
@@ -72,25 +79,22 @@ def work(arm: str, seed: int) -> None:
     measure(home, "cifar10", STUDY, limit=IMAGES["study"])
     measure(home, "cifar10", "corruptions", limit=IMAGES["corruptions"])
     measure(home, "cifar10", PATCH_FOOL, limit=IMAGES["patch-fool"])
-
-
-def work_learned(arm: str, seed: int) -> None:
-    """Masks of the corruption model that was trained with this seed."""
-    from bastion.measuring.runner import measure
-
-    source = str(folder(LEARNED if arm != STRONG else STRONG, seed))
-    probe = {"name": "occlusion", "size": 4, "corruption_model": source}
-    measure(folder(arm, seed), "cifar10", {"probes": {"learned": probe}}, limit=IMAGES["learned"])
+    source = folder(arm if arm == STRONG else LEARNED, seed)  # of the learned masks
+    while not (source / "model" / "card.json").is_file():  # the other process is training it
+        time.sleep(1)
+    learned = {"probes": {"learned": {"name": "occlusion", "size": 4, "corruption_model": str(source)}}}
+    measure(home, "cifar10", learned, limit=IMAGES["learned"])
+    storage.write_json(result(arm, seed), numbers_of(arm, seed)._asdict())
 
 
 class Measured(NamedTuple):
     """Of one run: what is compared between arms, each as a share or a similarity."""
 
     values: dict[str, float]
-    by_mask: np.ndarray[Any, Any]  # accuracy under each of the masks
+    by_mask: list[float]  # accuracy under each of the masks
 
 
-def read(arm: str, seed: int) -> Measured:
+def numbers_of(arm: str, seed: int) -> Measured:
     facts = read_measurements(open_run(folder(arm, seed)))
     study, phases = with_label(facts, "occlusion"), with_label(facts, "corrupted type=fog severity=1")
     columns, by_mask = study.columns, study.columns["occlusion/right_by_mask"].mean(0)
@@ -109,7 +113,7 @@ def read(arm: str, seed: int) -> Measured:
         "Patch-Fool": with_label(facts, "patch-fool").correct("patch-fool").mean(),
         **{f"confidence {name}": columns[f"confidence/{name}_confidence"].mean() for name in CONFIDENCES},
     }
-    return Measured({name: float(value) for name, value in values.items()}, by_mask)
+    return Measured({name: float(value) for name, value in values.items()}, by_mask.tolist())
 
 
 CONFIDENCES = ("clean", "adversarial", "noisy", "occluded")
@@ -230,7 +234,7 @@ def picture(results: Results) -> None:
     axes = drawn.subplots()
     for row, (arm, measured) in enumerate(results.items()):
         places = [row * (len(SEEDS) + 1) + number for number in range(len(measured))]
-        axes.boxplot([100 * each.by_mask for each in measured], positions=places, widths=0.7, showfliers=True)
+        axes.boxplot([100 * np.array(each.by_mask) for each in measured], positions=places, widths=0.7, showfliers=True)
         axes.text(
             np.mean(places), 0.98, ARMS[arm][0], transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=8
         )
@@ -253,7 +257,7 @@ bastion data get cifar10
 python -m scripts.rspc_study        # resumable; writes the tables and the picture of this page
 ```
 
-One network, `tiny/vit` (64 tokens, 0.5 M parameters), on 15,000 images of CIFAR-10 for 12 epochs, five ways, three
+One network, `tiny/vit` (64 tokens, 0.5 M parameters), on 12,000 images of CIFAR-10 for 10 epochs, five ways, three
 seeds each: the recipe `tiny/rspc` and changes to its objective. λ = 0.005 is the paper's. Measured on the first test
 images: 1,000 for accuracy, occlusion (50 random masks an image, 7 of 64 patches), attention and PGD, 500 for each of
 15 corruptions at 5 severities (`frost_proc` for `frost`), 100 for Patch-Fool.
@@ -288,7 +292,7 @@ costs, is in [training](training.md).
 
 
 def write_page() -> None:
-    results = {arm: [read(arm, seed) for seed in SEEDS] for arm in ARMS}
+    results = {arm: [Measured(**storage.read_json(result(arm, seed))) for seed in SEEDS] for arm in ARMS}
     parts = {"numbers": numbers(results), "confidence": confidences(results), "claims": claims(results)}
     PAGE.write_text(TEMPLATE.format(**parts))
     picture(results)
@@ -300,14 +304,12 @@ def main() -> None:
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        kind, arm, seed = options.job
-        {"run": work, "learned": work_learned}[kind](arm, int(seed))
+        arm, seed = options.job
+        work(arm, int(seed))
         return
     if not options.page:
-        for kind in ("run", "learned"):
-            in_processes(
-                "scripts.rspc_study", [(kind, arm, str(seed)) for seed in SEEDS for arm in ARMS], RUNS / "logs"
-            )
+        jobs = [(arm, str(seed)) for seed in SEEDS for arm in ORDER if not result(arm, seed).is_file()]
+        in_processes("scripts.rspc_study", jobs, RUNS / "logs")
     write_page()
 
 
