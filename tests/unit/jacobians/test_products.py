@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cube import Cube
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -93,28 +94,6 @@ def test_the_branch_is_the_jacobian_without_the_identity() -> None:
     assert not Jacobian(FUNCTIONS["pooling"], x).is_square
 
 
-class OnlyForward(torch.autograd.Function):
-    """x³, with forward mode and no second derivative."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * tangents[0]
-
-
 class OnlyBackward(torch.autograd.Function):
     """x³, without forward mode."""
 
@@ -138,13 +117,13 @@ class Neither(OnlyBackward):
         return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
 
 
-class Wrong(OnlyForward):
+class Wrong(Cube):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
         return tangents[0]
 
 
-@pytest.mark.parametrize(("kind", "forward_mode"), [(OnlyForward, True), (OnlyBackward, False)])
+@pytest.mark.parametrize(("kind", "forward_mode"), [(Cube, True), (OnlyBackward, False)])
 def test_an_operation_without_one_of_the_two_ways_takes_the_other(kind: Any, forward_mode: bool) -> None:
     mix = network(nn.Conv2d(2, 2, 3, padding=1))
     x = images()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cube import Cube
 from tests.vits import small_vit
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bastion import memory
@@ -187,26 +187,6 @@ def test_blocks_that_change_their_input_in_place_and_return_tuples() -> None:
         "embedding": torch.eye(len(block)),
     }.items():
         assert close(facts[part].reshape(2, 2)[0], torch.linalg.svdvals(right)[:2]), part
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * tangents[0]
 
 
 class CubeBlock(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ from tests.rival import Rival
 from torch import Tensor, nn
 
 from bastion import BastionError
-from bastion.errors import Interrupted
 from bastion.recipe import load_recipe
 from bastion.run import Run
 from bastion.training.distributed import Processes
-from bastion.training.trainer import Trainer, train
+from bastion.training.trainer import Trainer
 from bastion.types import Losses, Prepared
 
 RIVAL = (*QUICK, "objective={name: rival}")
@@ -105,25 +105,9 @@ EVERYTHING = ("ema=0.9", "augment.mixup=0.8", "optimizer.perturb={name: sam, siz
 
 @pytest.mark.parametrize("changes", [("objective.norm=true", *EVERYTHING), ("precision=bf16",)])
 def test_a_resumed_run_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...]
+    whole_and_resumed: Callable[[tuple[str, ...]], tuple[Run, Run]], changes: tuple[str, ...]
 ) -> None:
-    """The whole of the last checkpoint: networks, their optimizer's momentum, and all that is the model's."""
-    whole = train("base/micro", changes=(*RIVAL, *changes), folder=tmp_path / "whole")
-    train_step = Trainer.train_step
-
-    def stop(self: Trainer, batch: Any) -> Any:
-        if self.step == 4:
-            raise Interrupted("enough", 15)
-        return train_step(self, batch)
-
-    often = "checkpoint.minutes=1e-9"
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Trainer, "train_step", stop)
-        train("base/micro", changes=(*RIVAL, *changes, often), folder=tmp_path / "parts")
-    parts = train("base/micro", changes=(*RIVAL, *changes, often), folder=tmp_path / "parts", resume=True)
-    assert "resumed at step 4" in [record.get("message") for record in parts.history()]
-    last = "step-000000006.safetensors"
-    assert (parts.checkpoints / last).read_bytes() == (whole.checkpoints / last).read_bytes()
+    whole, _ = whole_and_resumed((*RIVAL, *changes))
     step = [record for record in whole.history() if record["kind"] == "step"][-1]
     assert step["objective_grad_norm"] > 0 and "robust_accuracy" in step
 
