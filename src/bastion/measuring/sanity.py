@@ -65,9 +65,9 @@ CHECKS: dict[str, Check] = {
         "large that softmax is flat. Attack with loss=margin or loss=dlr."
     ),
     "gradient-mismatch": Check(
-        "The gradient is not that of images a grey level away: a wave is laid over the input, or noise over the "
-        "gradient, and gradient attacks are led astray. Attack without gradients, with gradients averaged over "
-        "nearby images, or through a smooth approximation (BPDA).",
+        "The gradient is not that of images a grey level away, or not what finite differences say: a wave is laid over "
+        "the input, or the gradient is changed on its way back. Attack without gradients, with gradients averaged "
+        "over nearby images, or through a smooth approximation (BPDA).",
         share=0.25,  # networks bend
     ),
     "one-step-beats-many": Check(
