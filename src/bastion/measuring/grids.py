@@ -1,4 +1,4 @@
-"""Probes that vary along two axes, such as type and severity of a corruption: a grid of accuracies."""
+"""Tables of accuracies of probes with two axes, such as type and severity of a corruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Grid:
         return set(self.cells.values())
 
     def lines(self) -> list[str]:
-        """As text, in percent."""
+        """Return lines of text, in percent."""
         rows, columns = (list(dict.fromkeys(key[axis] for key in self.cells)) for axis in (0, 1))
         titles = [f"{self.axes[0]}={value}" for value in rows]
         head = [f"{self.axes[1]}={value}" for value in columns]
@@ -45,7 +45,7 @@ class Grid:
 
 
 def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> list[Grid]:
-    """Of every probe that has two axes with several values each."""
+    """Return a grid for every probe with two axes of several values each."""
     made: dict[str, Grid] = {}
     for case in cases:
         if len(case.at) == 2 and case.label in accuracies:
