@@ -222,4 +222,4 @@ def test_an_interrupted_demo_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("bastion.demo.train", stopped)
     result = bastion("demo")
     assert result.code == 130 and "--resume" not in result.stderr
-    assert "Run `bastion demo` again, with the same -o, to go on." in result.stderr
+    assert "Re-run `bastion demo` with the same -o to resume." in result.stderr

@@ -70,7 +70,7 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
     except (EOFError, zlib.error) as error:
         raise BastionError(f"{path}: not readable, or cut off ({error})") from error
     if len(content) > _MOST_BYTES:
-        raise BastionError(f"{path}: holds more than {_MOST_BYTES:,} bytes: not a file of MNIST or of the same format")
+        raise BastionError(f"{path}: holds more than {_MOST_BYTES:,} bytes: not a file of MNIST or the like")
     return parse_idx(content, str(path))
 
 

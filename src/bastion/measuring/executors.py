@@ -35,7 +35,7 @@ from bastion.measuring.identity import identify, one_thread, read_identity
 from bastion.measuring.order import Doing
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Job, Task, Worker, build_data, on_device
-from bastion.signals import StopRequest, deaf_children, end_with_parent
+from bastion.signals import StopRequest, end_with_parent, ignoring_interrupts
 from bastion.types import DataSet
 
 POLL = 0.2  # seconds
@@ -102,7 +102,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
             if work.enough():  # running tasks are finished
                 waiting.clear()
                 pending = {future: task for future, task in pending.items() if not future.cancel()}
-            with deaf_children():  # processes start as tasks are submitted
+            with ignoring_interrupts():  # processes start as tasks are submitted
                 while waiting and len(pending) < 2 * workers:
                     task = waiting.popleft()
                     pending[pool.submit(_work, task)] = task
