@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bastion import storage
 from bastion.errors import BastionError, printable
 from bastion.measuring import sanity, table
-from bastion.measuring.grids import Grid, grids
+from bastion.measuring.grids import AccuracyGrid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
 from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
@@ -183,7 +183,7 @@ class Facts:
         found = [label for label in self.labels if all(f"{label}/{name}" in self.columns for name in PHASES)]
         return {label: self.two_phase(label) for label in found}
 
-    def grids(self) -> list[Grid]:
+    def grids(self) -> list[AccuracyGrid]:
         """Return the accuracies of probes with two axes, such as type and severity of a corruption."""
         return grids(self.about.cases, self.accuracies())
 

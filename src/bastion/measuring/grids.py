@@ -16,7 +16,7 @@ Key = tuple[str, str]  # values of the two axes
 
 
 @dataclass(frozen=True)
-class Grid:
+class AccuracyGrid:
     """One line for each value of the first axis, one column for each of the second."""
 
     probe: str
@@ -44,14 +44,14 @@ class Grid:
         return f"{100 * self.accuracies[self.cells[key]].value:.1f}" if key in self.cells else ""
 
 
-def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> list[Grid]:
+def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> list[AccuracyGrid]:
     """Return a grid for every probe with two axes of several values each."""
-    made: dict[str, Grid] = {}
+    made: dict[str, AccuracyGrid] = {}
     for case in cases:
         if len(case.at) == 2 and case.label in accuracies:
             (first, second), (row, column) = case.at, map(written, case.at.values())
             probe = case.label.removesuffix(f" {first}={row} {second}={column}")  # else an axis has one value
             if probe != case.label:
-                grid = made.setdefault(probe, Grid(probe, (first, second), {}, accuracies))
+                grid = made.setdefault(probe, AccuracyGrid(probe, (first, second), {}, accuracies))
                 grid.cells[row, column] = case.label
     return list(made.values())

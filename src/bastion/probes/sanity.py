@@ -70,7 +70,7 @@ class Sanity(Probe):
         random = self._random(model, batch.x, logits)
         dependent = batch_dependent(model, batch.x, logits) & ~random
         symptoms = {
-            "input-range": dark(batch.x),
+            "input-range": too_dark(batch.x),
             "nan": ~finite,
             "probabilities": probabilities(logits, grain),
             "training-mode": torch.full_like(right, any(module.training for module in model.modules())),
@@ -176,7 +176,7 @@ def probabilities(logits: Tensor, grain: float) -> Tensor:
     return unit.all(1) & ((logits.sum(1) - 1).abs() < slack)
 
 
-def dark(x: Tensor) -> Tensor:
+def too_dark(x: Tensor) -> Tensor:
     """(B,) bool: the image is not black, but no pixel is above 1.5/255."""
     brightest = x.flatten(1).amax(1)
     return (brightest > 0) & (brightest <= 1.5 / 255)
