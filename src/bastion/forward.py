@@ -40,7 +40,7 @@ class Delegate(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # such as __deepcopy__, which would return a copy of the model alone
+            if name.startswith("__"):  # such as __deepcopy__, which would return a copy of the inner model only
                 raise
             return getattr(super().__getattr__(self.inner), name)
 

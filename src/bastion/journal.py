@@ -99,7 +99,7 @@ def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> No
 
 
 def differentiated(index: Sequence[int]) -> list[int]:
-    """Those of the examples for which a backward pass has been recorded."""
+    """Return the examples for which a backward pass has been recorded."""
     journal = _open.get()
     return [each for each in index if journal is not None and journal.backwards[each] > 0]
 
@@ -141,7 +141,7 @@ def watched(on_progress: OnProgress) -> Iterator[None]:
 
 @contextmanager
 def attacking(images: int, budget: int, later: int = 0) -> Iterator[None]:
-    """Announce an attack on so many images, of at most `budget` passes each, and `later` ones after it."""
+    """Announce an attack on `images` images, of at most `budget` passes each, and `later` ones after it."""
     watch = _watching.get()
     if watch is None:
         yield
@@ -171,7 +171,7 @@ def report_progress(left: float, survivors: int) -> None:
 
 
 def spend(images: int, survivors: Callable[[], int]) -> None:
-    """Count a pass on so many images, by an attack that makes all of its passes on every image."""
+    """Count a pass on `images` images, by an attack that makes all of its passes on every image."""
     if watch := _watching.get():
         watch.spent += images
         if budget_if_due():

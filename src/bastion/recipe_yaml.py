@@ -92,7 +92,7 @@ def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
     if not isinstance(value, dict | list):
         return seen + 1
     if id(value) in inside:
-        raise ValueError("an alias stands inside what it repeats")
+        raise ValueError("an alias is inside what it repeats")
     if len(inside) > DEEPEST:
         raise ValueError(f"lists or sections more than {DEEPEST} deep in each other")
     for each in value.values() if isinstance(value, dict) else value:

@@ -114,7 +114,7 @@ def imagefolder(
     For pictures that go as `extra` with others: `training_only` holds none of them back. `copies_of` names the root
     of the pictures that these are changed copies of, by the same relative paths but for the suffix (DeepAugment);
     those whose originals are held out of training are left out. Folders with exactly the same relative paths are
-    split alike without it too, but one copy too few is enough to change the split.
+    split the same way without it, but one missing copy is enough to change the split.
 
     For pictures that a model is only measured on: `test_only` takes all of them, those of `root` or of its test folder,
     for testing. `class_map` says which outputs of a model of more classes they are (see `class_map.py`), `subset`

@@ -142,9 +142,9 @@ class Distorter:
         for attempt in range(ATTEMPTS):
             generator = torch.Generator().manual_seed(rng.key("deepaugment", self.name, self.seed, group, attempt))
             made[left] = _through(distorted(self.network, generator), x[left])
-            alike = ssim(x[left], made[left]) >= LEAST
-            attempts[left[alike]] = attempt
-            left = left[~alike]
+            similar = ssim(x[left], made[left]) >= LEAST
+            attempts[left[similar]] = attempt
+            left = left[~similar]
             if not len(left):
                 return made, attempts
         made[left] = _through(self.network, x[left])

@@ -91,7 +91,7 @@ class Measurement(_Part):
     classes: tuple[str, ...]
     suite: str
     n: int = Field(ge=1, le=MOST)
-    # Of a measurement that stopped early: its n examples are the first of so many in random order. None: the first n.
+    # If measuring stopped early: the n examples are the first in random order of this many. None: the first n.
     population: int | None = Field(None, ge=1, le=MOST)
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}

@@ -23,7 +23,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
 def paired_difference(a: Column, b: Column, population: int | None = None) -> Estimate:
     """Mean of b minus mean of a over the same examples: Tango's interval for bool columns, else the normal one.
 
-    With a population, measuring stopped early, and these are the first of so many examples in random order.
+    With a population, measuring stopped early, and these are its first examples in random order.
     """
     if a.dtype != bool or b.dtype != bool:
         return mean(b.astype(np.float64) - a.astype(np.float64))

@@ -207,8 +207,8 @@ def _with_axis_values(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
     result = []
     for each, own in zip(comparisons, values, strict=True):
-        alike = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
-        differ = sorted(own - own.intersection(*alike))
+        same_title = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
+        differ = sorted(own - own.intersection(*same_title))
         shown = ", ".join(f"{axis}={value}" for axis, value in differ if value != "None")
         result.append(replace(each, values=shown))
     return result
