@@ -181,7 +181,7 @@ def test_data_deepaugment_says_what_it_made_and_how_to_use_it(
     from bastion.recipe import load_recipe
 
     monkeypatch.setattr(generate, "WORST", 0.0)  # two steps teach nothing
-    monkeypatch.setattr(fit, "LOOKED_AT", 16)
+    monkeypatch.setattr(fit, "CHECKED", 16)
     words = ("data", "deepaugment", "cifar10-mini", "-o", "made", "--limit", "40", "--steps", "2")
     result = bastion(*words)
     assert result.code == 0, result.stderr
