@@ -5,7 +5,7 @@ Python half still registers gradients and shape rules for two of them (`nms`, `q
 fails with `operator torchvision::nms does not exist`. bastion uses no detection operator, so declaring
 the two schemas is enough. Where torchvision loads by itself nothing changes.
 
-`import bastion` puts the finder in place, without importing torch; whoever imports timm later finds it working.
+`import bastion` installs the finder, without importing torch; a later `import timm` then works.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _REGISTERING = ("torchvision._autograd_registrations", "torchvision._meta_registrations")
-_declared: list[Any] = []  # the schemas live as long as this library does
+_declared: list[Any] = []  # keeps the library, and so its schemas, alive
 
 
 class TorchvisionFinder(MetaPathFinder):
-    """Finds no module. Asked for one that registers, it declares the operators which `torchvision.extension`, imported
-    before, could not load."""
+    """Finds no module; before a module that registers is imported, declares the operators that
+    `torchvision.extension` could not load."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""The calls of AutoAttack's and RobustBench's scripts, answered by bastion: such a script changes one import line.
+"""Drop-in replacements for AutoAttack and for RobustBench's `benchmark`: a script changes one import line.
 
 from bastion.compat import AutoAttack     # was: from autoattack import AutoAttack
 from bastion.compat import benchmark      # was: from robustbench.eval import benchmark
@@ -38,7 +38,7 @@ VERSIONS = {
 }
 
 
-@dataclass(slots=True)  # so that a setting which is not here is an error, not ignored
+@dataclass(slots=True)  # so that setting an unknown attribute is an error
 class ApgdSettings:
     n_restarts: int = 5
     n_iter: int = 100
@@ -104,7 +104,7 @@ class AutoAttack:
         self._set_version()
 
     def _set_version(self) -> None:
-        """The official settings of a version; `custom` keeps the defaults."""
+        """Apply the official settings of the version; `custom` keeps the defaults."""
         if self.version == "standard":
             self.apgd.n_restarts = self.fab.n_restarts = 1
             if self._norm == "l1":
@@ -121,9 +121,9 @@ class AutoAttack:
         return_labels: bool = False,
         state_path: str | Path | None = None,
     ) -> Any:
-        """The images, those that an attack fooled replaced; each attack sees what the ones before it left.
+        """Return the images, with adversarial examples where an attack succeeded; each attack runs on the survivors.
 
-        With `return_labels` also what the model predicts on them.
+        With `return_labels` also return the predicted labels.
         """
         if state_path is not None:
             raise BastionError(
@@ -146,7 +146,7 @@ class AutoAttack:
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Any]:
-        """What each attack makes of all images, by its name."""
+        """Run each attack on all images; return the results by its name."""
         chosen, found = self.attacks_to_run, {}
         try:
             for name in chosen:
@@ -157,7 +157,7 @@ class AutoAttack:
         return found
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
-        """The share of images that the model classifies right."""
+        """Return the share of images that are classified correctly."""
         device, right = device_of(self.model), 0
         with torch.no_grad(), in_mode(self.model, training=False):
             for at in range(0, len(x_orig), bs):
@@ -167,7 +167,7 @@ class AutoAttack:
         return right / len(x_orig)
 
     def _log_accuracies(self, fooled_by: Sequence[str], robust: int, n: int, seconds: float) -> None:
-        """`fooled_by`: the names of attacks, one for each image that was right before."""
+        """Log the accuracy after each attack; `fooled_by`: the attack's name for each image that was fooled."""
         left = robust + len(fooled_by)
         self._log(f"initial accuracy: {left / n:.2%}")
         for name in self.attacks_to_run:
@@ -204,7 +204,7 @@ class AutoAttack:
 
 
 class _Function(nn.Module):
-    """A function of images as a model."""
+    """Wraps a function of images as a module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], device: Any) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def benchmark(
     seed: int = 0,
     workers: int | None = 1,
 ) -> tuple[float, float]:
-    """Clean and robust accuracy as RobustBench (Croce et al. 2021) defines them, of the first `n_examples` images.
+    """Return clean and robust accuracy as defined by RobustBench (Croce et al. 2021), on the first `n_examples` images.
 
     `model` takes pixels in [0, 1] to logits. `threat_model` is Linf or L2 with `eps`, AutoAttack's standard version, or
     corruptions, the mean over the 15 types and 5 severities of CIFAR-10-C, whose files are in `corruptions_data_dir`.

@@ -1,6 +1,6 @@
-"""What a recipe's run takes, told before it starts: images, passes of each through the model, operations.
+"""Cost of a run, computed from its recipe: images, passes per image through the model, FLOP.
 
-A multiply-accumulate is two operations. A forward pass on an image is one unit of 2·MACs; so is the gradient of its
+A multiply-accumulate is 2 FLOP. A forward pass on an image is one unit of 2·MACs; so is the gradient of its
 activations, and so is the gradient of the weights. A pass for the input's gradient thus costs 2, a training pass 3.
 """
 
@@ -41,21 +41,21 @@ from bastion.training.selection import limited
 from bastion.training.trainer import Trainer
 from bastion.types import Batch, DataSet, TrainingContext
 
-IMAGES = 4  # of the stand-in's batch
-CERTAIN = 20.0  # the lead of the stand-in's right logit: no attack takes it, so all of them spend their whole budget
+IMAGES = 4  # in the batch of the dummy model
+CERTAIN = 20.0  # margin of the dummy model: no attack succeeds, so all of them spend their whole budget
 
 
 @dataclass
 class Passes:
-    """What one image takes."""
+    """Passes per image."""
 
     forward: float = 0.0
-    backward: float = 0.0  # through the activations, whatever the gradient is for
-    weights: float = 0.0  # those of them that make the gradients of the weights too
+    backward: float = 0.0  # all backward passes
+    weights: float = 0.0  # those that also compute gradients of the weights
 
     @property
     def units(self) -> float:
-        """In forward passes: the gradient of the activations costs as much as one, and so does that of the weights."""
+        """Cost in forward passes: the gradients of the activations and of the weights cost as much as one each."""
         return self.forward + self.backward + self.weights
 
     def plus(self, other: Passes, times: float = 1.0) -> Passes:
@@ -73,15 +73,15 @@ class Passes:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What can be told of a run. None and 0: something for it is not here, and `notes` say what."""
+    """Cost of a run. None and 0 mean not known, because something is missing; `notes` say what."""
 
     data: DataSet | None
-    outlined: bool  # the data set is known, but its files are not here
+    outlined: bool  # the data set is known, but its files are missing
     model: Classifier | None
     macs: int
-    training: Passes  # of an image, once an epoch
+    training: Passes  # per image and epoch
     validation: Passes
-    images: int  # that are trained on, in all epochs
+    images: int  # trained on, over all epochs
     validated: int
     notes: list[str]
 
@@ -90,13 +90,13 @@ class RunPlan:
         return 2.0 * self.macs * (self.training.units * self.images + self.validation.units * self.validated)
 
     def hours(self, images_per_second: float) -> float:
-        """At this speed of training; validation at the same operations a second."""
+        """Return the hours at this speed of training; validation runs at the same FLOP per second."""
         validated = self.validated * self.validation.units / self.training.units
         return (self.images + validated) / images_per_second / 3600
 
 
 def plan_run(recipe: Recipe) -> RunPlan:
-    """The data need not be here."""
+    """Compute the cost of a recipe's run. The data set may be missing."""
     _check(recipe)
     data, lacking = _data(recipe.data, "data")
     notes = {"data": lacking} if lacking else {}
@@ -134,7 +134,7 @@ def _check(recipe: Recipe) -> None:
 
 
 def _data(spec: Spec, path: str) -> tuple[DataSet | None, str]:
-    """The data set, or its outline if that is known; and why it is not here, if it is not."""
+    """Return the data set, or its outline if that is known; and the error if it is missing."""
     try:
         return datasets.build(spec.plain(), path), ""
     except BastionError as error:
@@ -142,9 +142,9 @@ def _data(spec: Spec, path: str) -> tuple[DataSet | None, str]:
 
 
 def training_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
-    """Of one image, once, on average over the run: counted on a small stand-in, so that any plug-in is right.
+    """Return the passes per image and epoch, averaged over the run, counted on a dummy model, so for any plug-in.
 
-    What only the log needs is left out.
+    Passes that only the log needs are left out.
     """
     prepare, loss = step_passes(recipe, data)
     perturb = recipe.optimizer.perturb  # SAM and AWP take the loss a second time, from some epoch on
@@ -153,9 +153,9 @@ def training_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
 
 
 def step_passes(recipe: Recipe, data: DataSet | None = None) -> tuple[Passes, Passes]:
-    """To prepare an image, and to take its loss once and go back."""
+    """Return the passes to prepare an image, and those for its loss and backward pass."""
     data = data or outline({"name": "cifar10"})
-    model, batch = stand_in(data)
+    model, batch = dummy_model(data)
     objective = objectives.build(recipe.objective.plain(), "objective")
     set_up_objective(objective, TrainingContext(model, data, recipe))
     model.train()
@@ -167,8 +167,8 @@ def step_passes(recipe: Recipe, data: DataSet | None = None) -> tuple[Passes, Pa
 
 
 def validation_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
-    """Of a held-out image, once, if the attack does not fool the model on it."""
-    model, batch = stand_in(data or outline({"name": "cifar10"}))
+    """Return the passes per held-out image, if the attack does not succeed."""
+    model, batch = dummy_model(data or outline({"name": "cifar10"}))
     spec = recipe.validate_.attack
     with counted(model.eval()) as passes, for_training(model) as attacked:
         if spec is None:
@@ -179,8 +179,8 @@ def validation_passes(recipe: Recipe, data: DataSet | None = None) -> Passes:
     return passes
 
 
-def stand_in(data: DataSet) -> tuple[Classifier, Batch]:
-    """A tiny ViT for the images of this data set, and some that it gets right by a wide margin."""
+def dummy_model(data: DataSet) -> tuple[Classifier, Batch]:
+    """Return a tiny ViT for this data set's images, and a batch that it classifies with a large margin."""
     channels, classes = data.shape[0], len(data.classes)
     spec = {"name": "vit/micro", "num_classes": classes, "in_chans": channels, "patch_size": 8}
     small = {"embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -188,7 +188,7 @@ def stand_in(data: DataSet) -> tuple[Classifier, Batch]:
         spec | small, mean=(0.5,) * channels, std=(0.25,) * channels, shape=data.shape, resize="bilinear"
     )
     network: Any = model.network
-    network.mark = nn.Parameter(torch.zeros(()))  # what `counted` sees the gradients of the weights by
+    network.mark = nn.Parameter(torch.zeros(()))  # tells `counted` of gradients of the weights
     with torch.no_grad():
         network.head.bias[0] = CERTAIN
     index = torch.arange(IMAGES)
@@ -197,7 +197,7 @@ def stand_in(data: DataSet) -> tuple[Classifier, Batch]:
 
 @contextmanager
 def counted(model: Classifier) -> Iterator[Passes]:
-    """The passes that are made inside, per image of the stand-in's batch."""
+    """Count the passes inside, per image of the dummy model's batch."""
     passes = Passes()
 
     def add(way: str, share: float) -> None:
@@ -205,11 +205,11 @@ def counted(model: Classifier) -> Iterator[Passes]:
 
     def count(network: Any, inputs: tuple[Tensor]) -> Tensor:
         share = len(inputs[0]) / IMAGES
-        weights: Tensor = network.mark * 1  # this pass's own; the gradient of `mark` itself is a sum over passes
+        weights: Tensor = network.mark * 1  # one per pass, as the gradient of `mark` itself is a sum over passes
         x = inputs[0] + weights
         add("forward", share)
         for tensor, way in ((x, "backward"), (weights, "weights")):
-            if tensor.requires_grad:  # called if its gradient is asked for
+            if tensor.requires_grad:  # called if its gradient is computed
                 tensor.register_hook(lambda _, way=way: add(way, share))  # type: ignore[no-untyped-call]
         return x
 
@@ -221,7 +221,7 @@ def counted(model: Classifier) -> Iterator[Passes]:
 
 
 def images_per_second(recipe: Recipe, seconds: float = 10.0) -> float:
-    """On this machine, as the training loop goes, loading and augmentation included. Nothing is written."""
+    """Time the training loop on this machine, with loading and augmentation. Nothing is written."""
     with tempfile.TemporaryDirectory() as folder, bar("timing training steps", None):
         trainer = Trainer(recipe, Run(Path(folder)), Processes(device=best_device()))
         marks = [time.monotonic()]

@@ -1,4 +1,4 @@
-"""`bastion demo`: what robustness is, in a few minutes on two cores."""
+"""`bastion demo`: a standard and a robust model, trained and attacked in a few minutes on two cores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RECIPES = {"standard": "tiny/demo-standard", "robust": "tiny/demo-robust"}
 
 
 def run_demo(folder: Path) -> str:
-    """Train both models, attack both, write the report. Run it again to resume."""
+    """Train and attack both models, and write the report. Run it again to resume."""
     tables = []
     for name, recipe in RECIPES.items():
         console.print(f"[bold]{name}[/]: training {recipe}, then attacking it")
-        with _advice():
+        with _resume_hint():
             run = train(recipe, folder=folder / name, resume=True)
             workers = min(2, os.cpu_count() or 1)
             facts = measure(run.folder, suite="demo", data="cifar10-mini", limit=400, workers=workers)
@@ -31,12 +31,10 @@ def run_demo(folder: Path) -> str:
 
 
 @contextmanager
-def _advice() -> Iterator[None]:
-    """The demo resumes by itself, without the flags that its parts would need."""
+def _resume_hint() -> Iterator[None]:
+    """Replace the resume message of `train` and `measure` by the demo's own."""
     try:
         yield
     except Interrupted as stop:
-        again = (
-            "demo: stopped by a signal; what is done is stored. Run `bastion demo` again, with the same -o, to go on."
-        )
-        raise Interrupted(again, stop.signal) from stop
+        message = "demo: stopped by a signal; what is done is stored. Re-run `bastion demo` with the same -o to resume."
+        raise Interrupted(message, stop.signal) from stop

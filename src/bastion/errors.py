@@ -1,4 +1,4 @@
-"""The one exception that bastion raises on purpose, and text that may be shown to people wherever it comes from."""
+"""BastionError, the exception for bad input, and functions that make text safe to print."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# What a terminal obeys instead of showing it, what turns the direction of writing, and halves of characters.
+# Control characters, bidirectional overrides and surrogates.
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MISSING = "\N{REPLACEMENT CHARACTER}"
 
 
 def printable(text: str) -> str:
-    """The text with control characters and escape sequences made harmless; lines and tabs stay."""
+    """Replace control characters and escape sequences, except newlines and tabs."""
     return _NOT_TEXT.sub(MISSING, text.replace("\r\n", "\n"))
 
 
 class BastionError(Exception):
-    """Bad input or a bad surrounding: one line that says what, where and how to mend it."""
+    """Bad input or environment: one line that says what is wrong, where, and how to fix it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(printable(message).splitlines()))
@@ -31,12 +31,12 @@ class Interrupted(BastionError):
         self.signal = signal
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
-        """So that it can be sent from one process to another."""
+        """Support pickling, to send it between processes."""
         return Interrupted, (str(self), self.signal)
 
 
 def shown(value: object, *, quoted: bool = True) -> str:
-    """A value in a message: as it is written, or as much of it as can be read."""
+    """Format a value for a message, shortened if it is long."""
     try:
         text = repr(value) if quoted else str(value)
     except (ValueError, RecursionError) as error:  # such as an integer of 5,000 digits
@@ -45,7 +45,7 @@ def shown(value: object, *, quoted: bool = True) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` if something near `word` is known, else the whole list if it is short."""
+    """Return `; did you mean 'x'?` if a known name is close, else all known names if they are few."""
     word, names = str(word)[:200], sorted(known)
     variants = [name for name in names if name.startswith(f"{word}-")]
     if usual := [name for name in variants if name.endswith("-linf")]:  # of a suite for each norm

@@ -1,4 +1,4 @@
-"""Files and folders that others made: what the system says of them is one line, and a pipe is not waited for."""
+"""Reads untrusted files and folders: system errors become one line, and pipes are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bastion.errors import BastionError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What the system says of a file or folder that cannot be read, in a line."""
+    """Turn a system error about a file or folder into a BastionError."""
     try:
         yield
     except FileNotFoundError:
@@ -27,16 +27,16 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """A regular file. A pipe or a device under its name would be waited for, perhaps for ever: it is refused."""
+    """Open a regular file; refuse a pipe or a device, which could block for ever."""
     path = Path(path)
-    with reading(path), open(path, "rb", opener=_without_waiting) as file:
+    with reading(path), open(path, "rb", opener=_nonblocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         yield file
 
 
-def _without_waiting(name: str, flags: int) -> int:
-    """Opening a pipe would wait for somebody who writes into it."""
+def _nonblocking(name: str, flags: int) -> int:
+    """Open without blocking on a pipe."""
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -52,7 +52,7 @@ def read_text(path: Path) -> str:
 
 
 def is_file(path: Path | str) -> bool:
-    """Is there a regular file? What keeps one from knowing, such as a folder that may not be read, is an error."""
+    """Whether there is a regular file; raise if that cannot be determined, as in an unreadable folder."""
     with reading(Path(path)):
         return Path(path).is_file()
 
@@ -63,9 +63,9 @@ def is_folder(path: Path | str) -> bool:
 
 
 def files(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder with such names, in order; none if there is no folder.
+    """Return the files of a folder that match, sorted; none if there is no folder.
 
-    A folder that may not be read is an error, where `Path.glob` would find nothing in it without a word.
+    Raise if the folder may not be read, where `Path.glob` would silently find nothing.
     """
     with reading(folder):
         try:

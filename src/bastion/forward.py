@@ -23,9 +23,7 @@ from bastion.errors import BastionError
 from bastion.types import Batch, hard
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), y (B,) or (B, K) -> (B,)
-MASKED = (
-    1e4  # a logit so far below the right class's was masked by hand, so it says nothing about the model's precision
-)
+MASKED = 1e4  # a logit this far below the right class's was masked by hand, and says nothing about precision
 
 
 class Delegate(nn.Module):
@@ -42,7 +40,7 @@ class Delegate(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # such as __deepcopy__, which would return a copy of the model alone
+            if name.startswith("__"):  # such as __deepcopy__, which would return a copy of the inner model only
                 raise
             return getattr(super().__getattr__(self.inner), name)
 
@@ -183,7 +181,7 @@ def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tens
 
 
 def check_gradient(value: Tensor, where: str) -> None:
-    """Refuse to go back from what no way leads back from."""
+    """Raise if the value has no gradient."""
     if not value.requires_grad:
         raise BastionError(
             f"{where}: there is no gradient: the model switches gradients off in its forward pass (torch.no_grad, "

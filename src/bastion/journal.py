@@ -99,7 +99,7 @@ def passes(index: Tensor, forwards: Tensor | int, backwards: Tensor | int) -> No
 
 
 def differentiated(index: Sequence[int]) -> list[int]:
-    """Those of the examples for which a backward pass has been recorded."""
+    """Return the examples for which a backward pass has been recorded."""
     journal = _open.get()
     return [each for each in index if journal is not None and journal.backwards[each] > 0]
 
@@ -110,29 +110,29 @@ def fooled(index: Sequence[int], member: int) -> None:
         journal.fooled_by.update(dict.fromkeys(index, member))
 
 
-# How far an attack is, for who waits: tell(share of its budget that is spent or saved, examples not fooled so far).
-Tell = Callable[[float, int], None]
-OFTEN = 0.2  # seconds
+# Called with the share of the attack's budget that is spent or saved, and the number of survivors.
+OnProgress = Callable[[float, int], None]
+INTERVAL = 0.2  # seconds between calls
 
 
 @dataclass
 class _Watch:
-    tell: Tell
-    total: int = 0  # passes on all images of the outermost attack, at most; 0: not known
-    images: int = 0  # of the attack that runs now
-    budget: int = 0  # its passes on an image, at most
-    later: int = 0  # passes on an image by the attacks that follow, if it survives
+    on_progress: OnProgress
+    total: int = 0  # most passes on all images of the outermost attack; 0: not known
+    images: int = 0  # of the current attack
+    budget: int = 0  # its most passes per image
+    later: int = 0  # most passes per surviving image of the attacks that follow
     spent: int = 0
-    told: float = 0.0
+    reported: float = 0.0  # time of the last call
 
 
 _watching: ContextVar[_Watch | None] = ContextVar("watch", default=None)
 
 
 @contextmanager
-def watched(tell: Tell) -> Iterator[None]:
-    """Hear how far the attacks inside are, a few times a second."""
-    token = _watching.set(_Watch(tell))
+def watched(on_progress: OnProgress) -> Iterator[None]:
+    """Call `on_progress` a few times a second while attacks run inside."""
+    token = _watching.set(_Watch(on_progress))
     try:
         yield
     finally:
@@ -140,8 +140,8 @@ def watched(tell: Tell) -> Iterator[None]:
 
 
 @contextmanager
-def stage(images: int, budget: int, later: int = 0) -> Iterator[None]:
-    """An attack on so many images, each of which takes `budget` passes at most, and `later` ones after it."""
+def attacking(images: int, budget: int, later: int = 0) -> Iterator[None]:
+    """Announce an attack on `images` images, of at most `budget` passes each, and `later` ones after it."""
     watch = _watching.get()
     if watch is None:
         yield
@@ -155,24 +155,24 @@ def stage(images: int, budget: int, later: int = 0) -> Iterator[None]:
         watch.total, watch.images, watch.budget, watch.later, watch.spent = before
 
 
-def due() -> int:
-    """Passes on an image at most, if somebody waits to hear of them; else 0."""
+def budget_if_due() -> int:
+    """Return the attack's most passes per image if progress should be reported now, else 0."""
     watch = _watching.get()
-    if watch is None or not watch.total or time.monotonic() < watch.told + OFTEN:
+    if watch is None or not watch.total or time.monotonic() < watch.reported + INTERVAL:
         return 0
     return watch.budget
 
 
-def tell(left: float, survivors: int) -> None:
-    """So many passes are left to this attack, at most, and so many examples are not fooled yet."""
+def report_progress(left: float, survivors: int) -> None:
+    """Report the most passes that are left to this attack, and the number of survivors."""
     if watch := _watching.get():
-        watch.told = time.monotonic()
-        watch.tell(min(max(1 - (left + survivors * watch.later) / watch.total, 0.0), 1.0), survivors)
+        watch.reported = time.monotonic()
+        watch.on_progress(min(max(1 - (left + survivors * watch.later) / watch.total, 0.0), 1.0), survivors)
 
 
 def spend(images: int, survivors: Callable[[], int]) -> None:
-    """A pass on so many images, by an attack that makes all of its passes on every image."""
+    """Count a pass on `images` images, by an attack that makes all of its passes on every image."""
     if watch := _watching.get():
         watch.spent += images
-        if due():
-            tell(max(watch.images * watch.budget - watch.spent, 0), survivors())
+        if budget_if_due():
+            report_progress(max(watch.images * watch.budget - watch.spent, 0), survivors())

@@ -1,4 +1,4 @@
-"""What `bastion list` says: names, and a line on each. Nothing is imported that needs torch."""
+"""`bastion list`: names with a line on each, without importing torch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ZOO = plugins.ROOT / "zoo"
 
 
 class Kind(NamedTuple):
-    """What can be listed; its plural names it on the command line."""
+    """A kind of thing to list."""
 
     singular: str
     about: str
-    rows: Callable[[str], Rows]  # of names that may match a pattern
+    rows: Callable[[str], Rows]  # rows whose names may match a pattern
     columns: tuple[str, ...] = ("name", "about")
 
 
 def listed(kind: str, pattern: str = "*") -> list[tuple[str, ...]]:
-    """Rows whose name matches; a pattern without wildcards matches the names that contain it."""
+    """Return the rows whose name matches; a pattern without wildcards matches the names that contain it."""
     if kind not in KINDS:
         raise BastionError(f"list: unknown kind '{kind}'{did_you_mean(kind, KINDS)}")
     wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
@@ -42,7 +42,7 @@ def listed(kind: str, pattern: str = "*") -> list[tuple[str, ...]]:
 
 
 def kinds_of(name: str) -> list[str]:
-    """Which kinds have something of this name; a name may be a probe's and a suite's."""
+    """Return the kinds that have this name; a name may be a probe's and a suite's."""
     return [kind for kind, known in KINDS.items() if any(row[0] == name for row in known.rows(name))]
 
 
@@ -51,7 +51,7 @@ def zoo_names() -> list[str]:
 
 
 def timm_names() -> list[str]:
-    """Of all models of timm, as its files register them; importing it takes seconds."""
+    """Return timm's model names, read from its files, as importing it takes seconds."""
     spec = importlib.util.find_spec("timm")
     folders = [Path(each) / "models" for each in (spec and spec.submodule_search_locations) or ()]
     texts = [path.read_text(errors="replace") for folder in folders for path in folder.glob("*.py")]

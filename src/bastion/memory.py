@@ -1,4 +1,4 @@
-"""Refuses what would not fit into memory, before it starts."""
+"""Checks the free memory before something large is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bastion.errors import BastionError
 
 
 def check_memory(needed: int, device: torch.device, where: str, remedy: str) -> None:
-    """`needed` bytes, beside what is taken already."""
+    """Raise if `needed` further bytes do not fit into memory."""
     free = _available(device)
     if free is not None and needed > free:
         raise BastionError(
@@ -19,7 +19,7 @@ def check_memory(needed: int, device: torch.device, where: str, remedy: str) -> 
 
 
 def _available(device: torch.device) -> int | None:
-    """None: this system does not say."""
+    """Return the free bytes; None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -1,20 +1,20 @@
-"""Recipes of a paper: one file with the words that names are made of, and the tables that combine them. Data only.
+"""Recipes of a paper: one YAML file with the words that names consist of, and tables that combine them.
 
     cite: Tang et al. 2022
-    common: {data: cifar10, batch: 128}                # what all runs share
-    axes:                                              # words by axis, and what each adds to a recipe
+    common: {data: cifar10, batch: 128}                # shared by all runs
+    axes:                                              # words by axis, and their part of a recipe
       model:
         vit: {about: ViT, model: {name: cifar/vit, patch_size: 4}}
         resnet: {about: ResNet-50, model: cifar/resnet}
       objective:
-        default: {objective: adversarial}              # the one word that names leave out
+        default: {objective: adversarial}              # the word that names leave out
         standard: {objective: standard}
     tables:
       Table 1:                                         # vit, vit-standard, resnet, resnet-standard
         axes: {model: [vit, resnet], objective: [default, standard]}
       Fig. 3:                                          # resnet-l1-1e-5, resnet-l1-1e-4
         axes: {model: resnet, study: l1, strength: ['1e-5', '1e-4']}
-        common: {optimizer: {l1: $strength}}           # words that have no entry stand for themselves
+        common: {optimizer: {l1: $strength}}           # words without an entry stand for themselves
 
 A row is `common` of the file, `common` of its table, then its words in the order of the name, then those entries of
 the table's `rows` whose pattern its name matches, each over those before it. `without` lists patterns of combinations
@@ -50,12 +50,12 @@ class Row:
 
     paper: Paper
     name: str
-    words: Mapping[str, Any]  # what `$word` stands for
-    parts: tuple[Part, ...]  # each over those before it
+    words: Mapping[str, Any]  # values of `$word`
+    parts: tuple[Part, ...]  # each overrides those before it
 
     @property
     def about(self) -> str:
-        """What it is, in a line: its words first, then what it has in common with others."""
+        """Describe it in a line: its words first, then what it shares with others."""
         common, own = self.parts[:2], self.parts[2:]
         return ", ".join(self._texts("about", (*own, *reversed(common)))) + "."
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def contents(self) -> Iterator[dict[str, Any]]:
-        """The parts as recipes say them."""
+        """The parts in the format of recipes."""
         for part in self.parts:
             yield {key: self._fill(value) for key, value in part.items() if key not in OF_PAPERS}
 
@@ -87,13 +87,13 @@ class Row:
 
 
 class Paper:
-    """The recipes of one file, by the part of their name behind the file's."""
+    """The recipes of one file, by their names without that of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         content = read(path.read_text(), str(path))
         self.cite: str = content["cite"]
-        self.weights: dict[str, str] = content.get("weights", {})  # whose they are, where not timm's
+        self.weights: dict[str, str] = content.get("weights", {})  # their owner, if not timm
         self.common: Part = content["common"]
         self.axes: dict[str, dict[Any, Part]] = content["axes"]
         self.rows: dict[str, Row] = {}
@@ -118,7 +118,7 @@ class Paper:
             yield Row(self, name, words | values, parts)
 
     def _words(self, axis: str, chosen: Any) -> Mapping[str, Part]:
-        """The words that a table chooses of an axis; it may also say itself what each adds."""
+        """Return the words of an axis that a table uses; it may also define them itself."""
         if isinstance(chosen, Mapping):
             return {str(word): part for word, part in chosen.items()}
         known = self.axes.get(axis)
@@ -128,7 +128,7 @@ class Paper:
             raise BastionError(f"{self.path}: axes.{axis}: has no word {error}") from error
 
     def expected(self, name: str) -> dict[str, Any] | None:
-        """The published numbers of a row, and where they stand."""
+        """Return the published numbers of a row, and their source."""
         found = self._published.get(name)
         if found is None:
             return None

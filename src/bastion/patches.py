@@ -1,4 +1,4 @@
-"""The grid of patches of an image: how many patches a share of them is, and which pixels belong to chosen ones."""
+"""The grid of patches of an image: numbers of patches, and masks of their pixels."""
 
 from __future__ import annotations
 

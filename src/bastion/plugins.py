@@ -1,7 +1,7 @@
-"""Where plug-ins are, and what they are called, read from their files without importing them. No torch.
+"""Finds plug-ins and their names in their files, without importing them. No torch.
 
-Besides bastion's own, files in the folders of `$BASTION_PLUGINS` (`attacks/mine.py`), and modules of installed packages
-that have an entry point in the group `bastion.plugins`.
+Besides bastion's own these are files in the folders of `$BASTION_PLUGINS` (`attacks/mine.py`), and modules of installed
+packages that have an entry point in the group `bastion.plugins`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bastion.errors import BastionError
 
 GROUP = "bastion.plugins"  # of entry points
 ROOT = Path(__file__).parent
-# What plug-ins are registered with, and the package that has it; the last word is the folder in $BASTION_PLUGINS.
+# Registries and their packages; the last word is the folder in $BASTION_PLUGINS.
 PACKAGES = {
     "attacks": "bastion.attacks",
     "objectives": "bastion.training.objectives",
@@ -41,8 +41,7 @@ class Registered(NamedTuple):
 
 
 def headlines(registry: str) -> list[tuple[str, str]]:
-    """Names of all plug-ins of a kind with a line on each, as `Registry.names` would find them, but for those that are
-    registered in a loop."""
+    """Return the names of all plug-ins of a kind with a line on each, except those that are registered in a loop."""
     own = ROOT.joinpath(*PACKAGES[registry].split(".")[1:]).glob("*.py")
     installed = (path for entry in entry_points() for path in module_files(entry.module))
     files = [*own, *own_files(folder_of(registry)), *installed]
@@ -54,7 +53,7 @@ def folder_of(registry: str) -> str:
 
 
 def own_files(folder: str) -> list[Path]:
-    """The user's own plug-ins of a kind, in `$BASTION_PLUGINS`. What lies in a wrong folder would not be found."""
+    """Return the user's own plug-ins of a kind, in `$BASTION_PLUGINS`; raise if any is in a wrong folder."""
     root = os.environ.get("BASTION_PLUGINS")
     if not root:
         return []
@@ -72,12 +71,12 @@ def own_files(folder: str) -> list[Path]:
 
 
 def entry_points() -> list[metadata.EntryPoint]:
-    """Those of installed packages, each the name of a module that registers plug-ins."""
+    """Return the entry points of installed packages, which name modules that register plug-ins."""
     return sorted(metadata.entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
 
 
 def module_files(module: str) -> list[Path]:
-    """The file of a module, or the files of a package, without importing either."""
+    """Return the file of a module, or the files of a package, without importing either."""
     top, *below = module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:
@@ -89,10 +88,10 @@ def module_files(module: str) -> list[Path]:
 
 
 def read(path: Path) -> Iterator[Registered]:
-    """What a file registers by decorators with a literal name."""
+    """Yield what a file registers by decorators with a literal name."""
     try:
         parsed = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # importing it tells what is wrong
+    except (OSError, SyntaxError, ValueError):  # importing it raises a better message
         return
     for node in parsed.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):

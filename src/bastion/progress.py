@@ -1,4 +1,4 @@
-"""What people see on a terminal: text without control characters; bars with an ETA on stderr, nothing when piped."""
+"""Console output without control characters, and progress bars with an ETA on stderr; no bars when piped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from bastion.errors import printable
 
 
 class SafeConsole(Console):
-    """Names, labels and paths may hold anything: none of it moves the cursor, colours the screen or rings a bell."""
+    """A console that prints no control characters, which names, labels and paths may contain."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
@@ -41,14 +41,14 @@ class SafeConsole(Console):
 
 
 console = SafeConsole(stderr=True, highlight=False)
-LONGEST, SHORTEST_BAR = 18, 5  # letters of what is being done, and of the bar, in a line of 80
+LONGEST, SHORTEST_BAR = 18, 5  # characters of the description and of the bar, in a line of 80
 
-# advance(n, note="…"): n more units are done; the note stands behind the bar
+# advance(n, note="…"): n more units are done; the note is shown after the bar
 Advance = Callable[..., None]
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """Counts down what it was told last; without it, by the pace of the last units."""
+    """Counts down from the last given time left; without one, estimates it from the pace."""
 
     def render(self, task: Task) -> Text:
         if (ends := task.fields["ends"]) is None:
@@ -59,7 +59,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class _Note(ProgressColumn):
-    """What was told last, as far as the line has room for it."""
+    """Shows the last note, shortened to fit the line."""
 
     def render(self, task: Task) -> Text:
         amount = max(len("100%"), 2 * len(f"{task.total:.0f}") + 1) if task.total else 0
@@ -82,7 +82,7 @@ def _columns(unit: str, known: bool) -> list[ProgressColumn]:
     }
     return [
         *head,
-        BarColumn(bar_width=None),  # what the others leave
+        BarColumn(bar_width=None),  # the rest of the line
         *amounts[unit],
         _Note(Column(no_wrap=True)),
         TextColumn("ETA"),
@@ -91,7 +91,7 @@ def _columns(unit: str, known: bool) -> list[ProgressColumn]:
 
 
 def _in_notebook() -> bool:
-    """And one that can show what changes: rich needs ipywidgets for it."""
+    """Whether this is a notebook that can show live output, for which rich needs ipywidgets."""
     return console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
@@ -99,10 +99,10 @@ def _in_notebook() -> bool:
 def bar(
     description: str, total: float | None, done: float = 0, unit: str = "items", *, silent: bool = False
 ) -> Iterator[Advance]:
-    """`with bar("measuring", 200) as advance: advance(10)`. `total=None` shows the time that has passed.
+    """Show a progress bar: `with bar("measuring", 200) as advance: advance(10)`. `total=None` shows the elapsed time.
 
-    `unit`: items or bytes; share, if whoever does the work knows better than a count how much of it is done, from 0 to
-    1, and how many seconds are left, perhaps inf: `advance(done=0.2, left=60)`.
+    `unit`: items or bytes; or share, if the caller itself gives the share that is done, from 0 to 1, and the seconds
+    left, perhaps inf: `advance(done=0.2, left=60)`.
     """
     hidden = silent or not (console.is_terminal or _in_notebook())
     columns = _columns(unit, total is not None)
@@ -114,9 +114,9 @@ def bar(
         def advance(
             count: int = 1, note: str | None = None, done: float | None = None, left: float | None = None
         ) -> None:
-            told: dict[str, Any] = {} if note is None else {"note": note}
-            told |= {} if left is None else {"ends": time.monotonic() + left}
-            told |= {"advance": count} if done is None else {"completed": done}
-            progress.update(task, **told)
+            changes: dict[str, Any] = {} if note is None else {"note": note}
+            changes |= {} if left is None else {"ends": time.monotonic() + left}
+            changes |= {"advance": count} if done is None else {"completed": done}
+            progress.update(task, **changes)
 
         yield advance

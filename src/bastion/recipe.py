@@ -1,4 +1,4 @@
-"""Recipes: all that decides a run, as data: checked and hashed, without torch."""
+"""Recipes: everything that determines a run, as checked and hashed data. No torch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ from bastion.recipe_yaml import read_fractions
 from bastion.registry import canonical
 from bastion.settings import REGISTRY, explain
 
-NON_HASHED = {
-    "about",
-    "expect",
-    "checkpoint",
-    "log_every",
-    "loggers",
-    "workers",
-}  # keys of a recipe that decide no weight
+NON_HASHED = {"about", "expect", "checkpoint", "log_every", "loggers", "workers"}  # keys that do not affect the weights
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -60,7 +53,7 @@ class Section(BaseModel):
 class Spec(BaseModel):
     """A plug-in by name with its parameters, `{name: pgd, steps: 20}` or just `pgd`. Its registry checks the rest.
 
-    In Python also the plug-in itself, which is then told by what it is made of.
+    In Python also the plug-in itself, which is identified by its settings.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -79,25 +72,25 @@ class Spec(BaseModel):
         return spec
 
     def plain(self) -> Any:
-        """As the registries take it; what is a plug-in already stays one."""
+        """Return the spec as a dict, or the plug-in itself if one was given."""
         return {"name": self.name, **(self.model_extra or {})} if self._made is None else self._made
 
 
 def plugin(kind: str) -> Any:
-    """For the JSON schema: which registry a spec is of."""
+    """Mark a spec's registry in the JSON schema."""
     return Field(json_schema_extra={REGISTRY: kind})
 
 
 DataSpec = Annotated[Spec, plugin("data set")]
 
 
-class Stats(Section):
+class Normalisation(Section):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 class Patchwise(Section):
-    """Patches of some images change by themselves (RVT, Mao et al. 2022); `crop`, `noise` and `hflip` are shares."""
+    """Patch-wise augmentation (RVT, Mao et al. 2022); `crop`, `noise` and `hflip` are shares of patches."""
 
     size: int | None = Field(None, ge=2)  # pixels; None: 16, or less so that there are at least 7 a side
     prob: Share = 0.5  # of an image to be changed: half of a step is of images that are not
@@ -109,7 +102,7 @@ class Patchwise(Section):
 
 
 class Augment(Section):
-    """How a training image is changed. timm and torchvision do it; the names are theirs."""
+    """Augmentation of training images, by timm and torchvision; the names are theirs."""
 
     crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
     padding: int = Field(4, ge=0)
@@ -124,8 +117,8 @@ class Augment(Section):
     cutmix: float = Field(0.0, ge=0)
     mix_prob: Share = 1.0
     switch_prob: Share = 0.5
-    repeats: int = Field(1, ge=1)  # so many differently changed copies of an image in a batch, of fewer images
-    progressive: float = Field(0.0, ge=0)  # all but crop and flip grow from nothing to full strength in so many epochs
+    repeats: int = Field(1, ge=1)  # differently augmented copies of each image in a batch
+    progressive: float = Field(0.0, ge=0)  # epochs in which all but crop and flip grow from nothing to full strength
 
 
 class Extra(Section):
@@ -136,20 +129,20 @@ class Extra(Section):
 
 
 def _listed(value: Any) -> Any:
-    """One or several: `{…}` or `[{…}, {…}]`."""
+    """Accept one or several: `{…}` or `[{…}, {…}]`."""
     return [value] if isinstance(value, Mapping | Extra) else value or []
 
 
 def _named(value: Any) -> Any:
-    """One or several: `wandb`, `{name: wandb, …}` or a list of them."""
+    """Accept one or several: `wandb`, `{name: wandb, …}` or a list of them."""
     return value if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 class Init(Section):
     """Weights to start from: a bastion model of the same family.
 
-    Position embeddings are resized; the head starts anew if the number of classes differs. All else must fit, but for
-    the parts of the network that `new` names: they start at random.
+    Position embeddings are resized; the head is initialised at random if the number of classes differs. All else must
+    fit, except the parts of the network that `new` names, which are initialised at random.
     """
 
     from_: str = Field(alias="from")  # a run, a model folder or zoo/NAME
@@ -157,7 +150,7 @@ class Init(Section):
 
 
 class Perturb(Section):
-    """Learn at the worst weights nearby: two gradient passes a step.
+    """Train at adversarially perturbed weights: two gradient passes per step.
 
     `sam` (Foret et al. 2021): all weights move along the gradient by `size` together. `awp` (Wu et al. 2020): each
     matrix and filter bank moves by `size` of its own length.
@@ -219,12 +212,12 @@ class Schedule(Section):
 
 
 class Validate(Section):
-    """What is measured after each epoch, on images held out of training, and which epoch's model is kept."""
+    """What is measured after each epoch on held-out images, and which epoch's model is kept."""
 
     every: int = Field(1, ge=1)  # epochs
     when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and measured after training
     limit: int | None = Field(None, ge=1)
-    train: int = Field(0, ge=0)  # so many training images are measured too: robust over-fitting shows in the gap
+    train: int = Field(0, ge=0)  # training images to measure too: the gap shows robust over-fitting
     attack: Annotated[Spec, plugin("attack")] | None = None  # with the objective's threat, or the one given here
     threat: dict[str, Any] | None = None
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
@@ -240,18 +233,18 @@ class Recipe(Section):
     expect: dict[str, Any] = Field(default_factory=dict)  # what this recipe should reach
     seed: int = 0
     data: DataSpec
-    train_limit: int | None = Field(None, ge=1)  # use only so many training images of `data`
+    train_limit: int | None = Field(None, ge=1)  # use only this many training images of `data`
     extra: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
     model: Annotated[Spec, plugin("model")]
-    normalize: Literal["data", "none"] | Stats = "data"  # "none": the network sees raw pixels
+    normalize: Literal["data", "none"] | Normalisation = "data"  # "none": the network sees raw pixels
     resize: Literal["bilinear", "bicubic"] | None = None  # bring images to the network's size, inside the model
     init: Init | None = None
     objective: Annotated[Spec, plugin("objective")]
     augment: Augment = Augment()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    batch: int = Field(128, ge=1)  # images a step, over all processes
-    accumulate: int = Field(1, ge=1)  # in so many parts, one after the other, to save memory
+    batch: int = Field(128, ge=1)  # images per step, over all processes
+    accumulate: int = Field(1, ge=1)  # split the batch into this many parts, to save memory
     sync_batchnorm: bool = True  # statistics over the batch of all processes
     parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has all weights, or its part of them
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -282,11 +275,11 @@ class Recipe(Section):
         return self.model_dump(mode="json", by_alias=True)
 
     def hashed_fields(self) -> dict[str, Any]:
-        """What decides the weights: two recipes that agree in it are the same run."""
+        """Return the fields that determine the weights; recipes with equal ones are the same run."""
         return {key: value for key, value in self.resolved().items() if key not in NON_HASHED}
 
     def hash(self) -> str:
-        """Of what differs from the defaults: a key that bastion learns later changes no hash of before."""
+        """Hash the fields that differ from the defaults, so that new keys do not change old hashes."""
         changed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=NON_HASHED)
         return storage.fingerprint(changed)
 
@@ -297,9 +290,9 @@ S = TypeVar("S", bound=BaseModel)
 def load_recipe(
     name: str | Path | Mapping[str, Any], changes: Changes = (), parts: Mapping[str, Any] | None = None
 ) -> Recipe:
-    """A recipe by its shipped name (`tiny/demo-robust`) or file, or what such a file would say.
+    """Load a recipe by its shipped name (`tiny/demo-robust`), its file, or its content.
 
-    On top come `parts`, as a file would say them, then `a.b=c` changes.
+    `parts`, in the format of a file, and then `a.b=c` changes override it.
     """
 
     def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,7 +307,7 @@ def load_yaml(
     name: str | Path | Mapping[str, Any],
     change: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> S:
-    """What is shipped by this name, a file or a mapping says, with what it extends, changed and checked."""
+    """Load a shipped file, a file or a mapping with what it extends, apply changes and validate it."""
     files = Files(kind, schema)
     where = kind if isinstance(name, Mapping) else name
     try:
@@ -330,7 +323,7 @@ def load_yaml(
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
-    """`a.b: 1 -> 2` for every value that differs."""
+    """Return `a.b: 1 -> 2` for every value that differs."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)

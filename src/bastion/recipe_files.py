@@ -1,4 +1,4 @@
-"""Where recipes and suites are found, what they extend, and how one is laid over the other. No torch."""
+"""Finds recipe and suite files, resolves `extends`, and merges them. No torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Changes = Mapping[str, Any] | Iterable[str] | str  # `{"a.b": 1}`, `["a.b=1"]` o
 
 
 def shipped(kind: Kind) -> list[str]:
-    """Names of what comes with the package."""
+    """Return the names of the shipped files."""
     return [name for name, _ in headlines(kind)]
 
 
 def headlines(kind: Kind) -> Iterator[tuple[str, str]]:
-    """Names of what comes with the package, each with the first line of its `about`. Nothing is resolved for it."""
+    """Yield the names of the shipped files with the first line of their `about`, without resolving them."""
     if kind == "suite":
         yield from _files(SHIPPED / "suites")
         return
@@ -47,33 +47,33 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_recipe(name: str) -> bool:
-    """Is it the name of a shipped recipe, or of a file that may hold one?"""
+    """Whether it is the name of a shipped recipe, or of a YAML file."""
     return Path(name).suffix in SUFFIXES or _shipped(name, "recipe") is not None
 
 
 def is_suite(name: str) -> bool:
-    """Is it the name of a shipped suite, or of a file that has probes or studies?"""
+    """Whether it is the name of a shipped suite, or of a file with probes or studies."""
     if Path(name).suffix in SUFFIXES and os.path.isfile(name):
         return bool({"probes", "studies"} & _read(Path(name)).keys())
     return _shipped(name, "suite") is not None
 
 
 class Files:
-    """Recipes, or suites, on top of what they extend. Each file is read once, however often it is extended."""
+    """Reads recipes or suites with what they extend; each file is read once."""
 
     def __init__(self, kind: Kind, schema: type[BaseModel]) -> None:
         self.kind, self.schema = kind, schema
         self.done: dict[str, dict[str, Any]] = {}
-        self.waiting: list[str] = []  # for what they extend
+        self.waiting: list[str] = []  # being resolved, to detect cycles
 
     def named(self, name: str, child: Path | None = None) -> dict[str, Any]:
-        """By shipped name or path; that of a parent may be relative to the folder of the child that extends it."""
+        """Read a file by shipped name or path, which may be relative to the folder of the child that extends it."""
         found = self._find(name, child)
         key = name if isinstance(found, Row) else str(found)
         if key in self.waiting or len(self.waiting) > DEEPEST:
-            trouble = "goes round in a circle" if key in self.waiting else f"is more than {DEEPEST} files deep"
+            problem = "goes round in a circle" if key in self.waiting else f"is more than {DEEPEST} files deep"
             chain = " -> ".join(Path(each).stem for each in [*self.waiting, key][-10:])
-            raise BastionError(f"{key}: `extends` {trouble}: {chain}")
+            raise BastionError(f"{key}: `extends` {problem}: {chain}")
         if key not in self.done:
             self.waiting.append(key)
             self.done[key] = self._row(name, found) if isinstance(found, Row) else self.extended(_read(found), found)
@@ -81,7 +81,7 @@ class Files:
         return self.done[key]
 
     def extended(self, content: Mapping[str, Any], where: Path) -> dict[str, Any]:
-        """The content on top of what it extends."""
+        """Merge the content over what it extends."""
         content = dict(content)
         parents = content.pop("extends", [])
         parents = [parents] if isinstance(parents, str) else parents
@@ -92,7 +92,7 @@ class Files:
         result: dict[str, Any] = {}
         for parent in parents:
             result = merge(result, self.named(str(parent), where), self.schema)
-        for own in ("about", "expect"):  # what is said of a parent is not true of its child
+        for own in ("about", "expect"):  # describe the parent only
             result.pop(own, None)
         return merge(result, content, self.schema)
 
@@ -126,7 +126,7 @@ class Files:
 
 
 def _shipped(name: str, kind: Kind) -> Path | Row | None:
-    """The file, or the row of a paper. A name may be anything: too long for a file, or with a zero in it."""
+    """Return the shipped file or the row of a paper. `os.path.isfile` accepts any name, also an invalid one."""
     folder, _, rest = name.partition("/")
     paper = PAPERS / f"{folder}.yaml"
     if kind == "recipe" and rest and os.path.isfile(paper):
@@ -142,7 +142,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_changes(changes: Changes, schema: Any = Any) -> dict[str, Any]:
-    """`["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` as what a file would say."""
+    """Parse `["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` into the nested content of a file."""
     result: dict[str, Any] = {}
     for change in [changes] if isinstance(changes, str) else changes:
         where = f"--set {shown(change, quoted=not str(change).isprintable())}"
@@ -155,16 +155,16 @@ def parse_changes(changes: Changes, schema: Any = Any) -> dict[str, Any]:
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
-    """`a.b` and 1 as {"a": {"b": 1}}."""
+    """Return {"a": {"b": 1}} for `a.b` and 1."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)
 
 
 def merge(old: Mapping[str, Any], new: Mapping[str, Any], schema: Any = Any) -> dict[str, Any]:
-    """`new` over `old`, key by key. What is chosen by name and gets another name loses its old parameters.
+    """Merge `new` over `old`, key by key. A plug-in whose name changes loses its old parameters.
 
-    The schema tells what is chosen by name, as plug-ins are; inside them, and without a schema, whatever has a name is.
+    The schema tells which sections are plug-ins; inside them, and without a schema, every section with a name is.
     """
     return {**old, **{key: _over(old.get(key), value, _below(schema, key)) for key, value in new.items()}}
 
@@ -182,13 +182,13 @@ def _over(old: Any, new: Any, hint: Any) -> Any:
 
 
 def _by_name(hint: Any) -> bool:
-    """Must it have a name? The keys of an optimizer or a schedule are the same whatever its name."""
+    """Whether a name is required, as of plug-ins; an optimizer or a schedule has the same keys for all names."""
     fields = [option.model_fields.get("name") for option in _options(hint) if _is_section(option)]
     return hint is Any or any(field is not None and field.is_required() for field in fields)
 
 
 def _below(hint: Any, key: str) -> Any:
-    """The type of what stands under a key; `Any` where the schema leaves that open."""
+    """Return the type of a key's value; `Any` if the schema leaves it open."""
     for option in _options(hint):
         if _is_section(option):
             for name, field in option.model_fields.items():
@@ -200,7 +200,7 @@ def _below(hint: Any, key: str) -> Any:
 
 
 def _options(hint: Any) -> Iterator[Any]:
-    """A type, or the members of a union; one or several of a kind are merged alike."""
+    """Yield the type, or the members of a union."""
     inner = get_args(hint)
     if get_origin(hint) in (dict, Literal) or not inner:
         yield hint

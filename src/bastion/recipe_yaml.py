@@ -1,4 +1,4 @@
-"""YAML as recipes and suites are written in it: `8/255` and `1e-3` are numbers, a key given twice is an error."""
+"""YAML of recipes and suites: `8/255` and `1e-3` are numbers, a duplicate key is an error."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bastion.errors import BastionError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FRACTION = rf"{_NUMBER}\s*/\s*{_NUMBER}"
-# Ten times what the largest shipped file has, and read in a few seconds.
-LARGEST = 10_000  # values of a file, all that its aliases repeat counted
+# Limits: ten times the largest shipped file, which is still read in a few seconds.
+LARGEST = 10_000  # values of a file, after expanding aliases
 LONGEST = 1_000_000  # characters
-DEEPEST = 50  # lists and sections in each other
+DEEPEST = 50  # nested lists and sections
 GREATEST = 2**63  # of whole numbers
 
 
 def dump(content: Mapping[str, Any], *, fractions: bool = False) -> str:
-    """`fractions`: for people: 8/255 is written as such, and short lists in a line; it is read as the same."""
+    """Dump to YAML; `fractions` writes 8/255 as such and short lists in a line, for people."""
     dumper, flow = (_FractionDumper, None) if fractions else (yaml.SafeDumper, False)
     return str(
         yaml.dump(dict(content), None, dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow)
@@ -44,7 +44,7 @@ _FractionDumper.add_representer(float, _written)
 
 
 def read(content: str, where: str) -> dict[str, Any]:
-    """The keys and values of a file."""
+    """Parse a file with keys and values."""
     parsed = _parse(content, where)
     if not isinstance(parsed, dict):
         raise BastionError(f"{where}: expected keys and values, got {type(parsed).__name__}")
@@ -52,14 +52,14 @@ def read(content: str, where: str) -> dict[str, Any]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """One value, as it would be read behind a key."""
+    """Parse one value, as after a key."""
     if "\n" in text or "\r" in text:
         raise BastionError(f"{where}: a value must be on one line; write lists as [a, b] and sections as {{a: 1}}")
     return read(f"value: {text}", where)["value"]
 
 
 def read_fractions(value: Any) -> Any:
-    """What stands in Python for what a file would say: `"8/255"` is a number there, too."""
+    """Convert fractions such as `"8/255"` in Python values to numbers, as in a file."""
     if isinstance(value, str):
         return float(_quotient(value)) if re.fullmatch(_FRACTION, value) else value
     if isinstance(value, Mapping):
@@ -86,13 +86,13 @@ def _parse(content: str, where: str) -> Any:
 
 
 def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
-    """How many values there are; aliases can make a short file endless, or larger than the memory."""
+    """Count the values with aliases expanded, which can make a short file huge or infinite; raise at the limit."""
     if seen > LARGEST:
         raise ValueError(f"more than {LARGEST:,} values; does an alias repeat what has aliases?")
     if not isinstance(value, dict | list):
         return seen + 1
     if id(value) in inside:
-        raise ValueError("an alias stands inside what it repeats")
+        raise ValueError("an alias is inside what it repeats")
     if len(inside) > DEEPEST:
         raise ValueError(f"lists or sections more than {DEEPEST} deep in each other")
     for each in value.values() if isinstance(value, dict) else value:
@@ -101,12 +101,12 @@ def _count(value: Any, inside: tuple[int, ...], seen: int = 0) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """Words are words: unlike YAML 1.1, `on`, `no`, `1:30`, `0x1f` and `2020-01-01` are text, `1e-3` is a number."""
+    """Unlike in YAML 1.1, `on`, `no`, `1:30`, `0x1f` and `2020-01-01` are text, and `1e-3` is a number."""
 
     nodes = 0  # seen so far
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Stop at the first value too many, not after all of them."""
+        """Stop as soon as there are too many values."""
         self.nodes += 1
         if self.nodes > 2 * LARGEST:  # keys are nodes, too
             raise ComposerError(None, None, f"more than {LARGEST:,} values", None)

@@ -1,4 +1,4 @@
-"""Names to factories. A plug-in is found by being there: one file in the right folder, no edit elsewhere.
+"""Registries of plug-ins by name. A plug-in is one file in the right folder, with no edit elsewhere.
 
     attacks = Registry("attack", __name__, Attack)        # in bastion/attacks/__init__.py
 
@@ -39,21 +39,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
-    """All factories of one kind of thing."""
+    """All factories of one kind of plug-in."""
 
     def __init__(self, kind: str, package: str, product: type[T], finish: Callable[..., T] | None = None) -> None:
-        """`finish` gets what a factory made; every spec may set its keywords, but for those that the factory takes."""
+        """`finish` is applied to every product; a spec may set its keywords, unless the factory has them."""
         self.kind = kind
         self.package = package
         self._factories: dict[str, Callable[..., T]] = {}
-        self._finish = finish or _as_made
+        self._finish = finish or _unchanged
         self._discovered = False
         self._product = product
         # A setting of this type may be given as a spec, which is then built.
         built_from_specs[product] = Annotated[Any, PlainValidator(self._accept), WithJsonSchema({REGISTRY: kind})]
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Decorator. A name that ends in `/*` takes every name below it; the rest of it is its first argument."""
+        """Register a factory. A name that ends in `/*` matches every name below it, the factory's first argument."""
 
         def add(factory: F) -> F:
             known = self._factories.get(name, factory)
@@ -70,7 +70,7 @@ class Registry(Generic[T]):
         return add
 
     def _check_class(self, factory: type, name: str) -> None:
-        """What is of another kind is told where it is registered, not where it fails."""
+        """Raise at registration if a class is of the wrong kind or abstract."""
         where = f"{self.kind} '{name}' in {factory.__module__}"
         if not issubclass(factory, self._product):
             raise BastionError(
@@ -95,7 +95,7 @@ class Registry(Generic[T]):
         raise SettingsError(path, ["name"], message) if path else BastionError(message)
 
     def by_class_name(self, name: str) -> Any:
-        """The class of a plug-in, for `__getattr__` of a package: `from bastion.attacks import PGD`."""
+        """Return the class of a plug-in, for `__getattr__` of a package: `from bastion.attacks import PGD`."""
         if not name.startswith("_"):
             self._discover()
             for factory in self._factories.values():
@@ -111,7 +111,7 @@ class Registry(Generic[T]):
     def build(self, spec: Any, path: str = "", **given: Any) -> T:
         """Build from `{"name": …, parameter: value, …}`; `given` are arguments that the spec may not set.
 
-        What is made already stays as it is.
+        An object that is already built is returned unchanged.
         """
         if isinstance(spec, self._product):
             return spec
@@ -124,17 +124,17 @@ class Registry(Generic[T]):
             return self._finish(made, **last)
         except SettingsError as error:
             raise error.under(where) from error
-        except (BastionError, ValueError) as error:  # a factory's own word on a value
+        except (BastionError, ValueError) as error:  # raised by the factory itself
             if isinstance(error, BastionError) and not path:
                 raise
             raise SettingsError(where, (), str(error)) from error
 
     def finish_keys(self, name: str | None = None) -> set[str]:
-        """The keywords of `finish`, without those that the named factory takes itself."""
+        """Return the keywords of `finish`, without those that the named factory has itself."""
         return _named(self._finish) - (_named(self.factory(name)) if name else set())
 
     def finish(self, product: T, settings: Mapping[str, Any], path: str = "") -> T:
-        """`finish` of what is made already, with these of its keywords."""
+        """Apply `finish` to a product with these keywords."""
         where = path or self.kind
         try:
             return self._finish(product, **check_arguments(self._finish, settings, where))
@@ -142,7 +142,7 @@ class Registry(Generic[T]):
             raise error if isinstance(error, SettingsError) else SettingsError(where, (), str(error)) from error
 
     def schema(self) -> dict[str, Any]:
-        """JSON schema of a spec: a name, or a name with settings. `$defs` has what the settings refer to."""
+        """Return the JSON schema of a spec: a name, or a name with settings; `$defs` has what these refer to."""
         forms: list[dict[str, Any]] = []
         parts: dict[str, Any] = {}
         for name in self.names():
@@ -162,7 +162,7 @@ class Registry(Generic[T]):
     def _arguments(
         self, spec: Any, path: str, given: Mapping[str, Any]
     ) -> tuple[Callable[..., T], dict[str, Any], dict[str, Any]]:
-        """The factory, its arguments, and those of `finish`."""
+        """Return the factory, its arguments, and those of `finish`."""
         if isinstance(spec, str):
             spec = {"name": spec}
         where = path or self.kind
@@ -180,7 +180,7 @@ class Registry(Generic[T]):
         )
 
     def _accept(self, value: Any) -> T:
-        """For a setting that takes one of these: a thing that was made already, or the spec of one."""
+        """Validate a setting of this kind: an object, or a spec, which is built."""
         if isinstance(value, str | Mapping):
             return self.build(value, self.kind)
         if not isinstance(value, self._product):
@@ -203,10 +203,10 @@ class Registry(Generic[T]):
 
 
 def canonical(thing: Any) -> Any:
-    """What names the facts of a probe: its settings as a spec, without those that have their default value.
+    """Return the settings as a spec without defaults, which names the facts of a probe.
 
-    So a setting that is added later changes no name. The number `version` stands for the code, if it is not 1; code
-    from outside of bastion is known by its text.
+    So a setting that is added later changes no name. `version` stands for the code, if it is not 1; code from outside
+    of bastion is identified by a hash of its text.
     """
     if isinstance(thing, list | tuple):
         return [canonical(each) for each in thing]
@@ -227,26 +227,26 @@ def canonical(thing: Any) -> Any:
 
 
 def _code(kind: type) -> dict[str, str]:
-    """The text of code that is not bastion's own and so has no version that anybody raises."""
+    """Return a hash of code that is not bastion's own, as it has no version number."""
     if kind.__module__.startswith("bastion."):
         return {}
     return {"class": kind.__qualname__, "text": hashlib.sha256(source_text(kind).encode()).hexdigest()[:16]}
 
 
 def source_text(kind: Any) -> str:
-    """Of the module that a class or function is defined in; its own, if that is a script, which workers import anew."""
+    """Return the source of the module of a class or function; in a script, which workers re-import, only its own."""
     module = sys.modules.get(kind.__module__)
     script = kind.__module__ in ("__main__", "__mp_main__")
     try:
         return inspect.getsource(module if module and not script else kind)
-    except (OSError, TypeError):  # typed into a console: by what it was compiled to
+    except (OSError, TypeError):  # typed into a console: use the bytecode
         functions = [kind, *vars(kind).values()] if isinstance(kind, type) else [kind]
         codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
         return repr([(code.co_name, code.co_code, code.co_consts, code.co_names) for code in codes])
 
 
 def import_file(path: Path, name: str) -> types.ModuleType:
-    """A file as a module of this name. Whatever goes wrong in it is told in one line."""
+    """Import a file as a module of this name; any error in it becomes a BastionError."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BastionError(f"{path}: cannot be imported")
@@ -263,7 +263,7 @@ def import_file(path: Path, name: str) -> types.ModuleType:
 
 
 def _import_installed(entry: EntryPoint) -> None:
-    """The module that a package names, and if it is a package all modules in it."""
+    """Import the module of an entry point, and all modules in it if it is a package."""
     try:
         module = entry.load()
         for each in pkgutil.iter_modules(getattr(module, "__path__", ())):
@@ -286,13 +286,13 @@ def _a(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
-def _as_made(product: T, /) -> T:
+def _unchanged(product: T, /) -> T:
     return product
 
 
 def first_line(factory: Callable[..., Any]) -> str:
-    """What a plug-in is, in a line: the first of its docstring."""
-    inner = factory.func if isinstance(factory, functools.partial) else factory  # whose own is about partials
+    """Return the first line of a plug-in's docstring."""
+    inner = factory.func if isinstance(factory, functools.partial) else factory  # a partial has its own docstring
     return inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]
 
 

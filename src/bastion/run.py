@@ -1,4 +1,4 @@
-"""The run directory: what a training or a measuring left behind, in files that outlive a crash. No torch.
+"""The run directory: the results of training and measuring, in files that survive a crash. No torch.
 
 recipe.yaml          the resolved recipe (training only)
 provenance.json      the run's id, versions, machine, command, seed
@@ -6,12 +6,12 @@ log.jsonl            one line per logged step and per epoch
 tensorboard/         the same numbers for TensorBoard
 checkpoints/         training state, the last few
 model/               weights and card; networks that the objective trained beside the model
-epochs/              models of single epochs, where they are compared after training
+epochs/              models of single epochs, if they are compared after training
 facts/               one folder per probe, one file per block of examples
-measurements/        which probes make up a measured suite
+measurements/        the probes of each measured suite
 
-Recipe and log carry checksums that the run's id is part of, so that neither damage nor a file of another run goes
-unnoticed. Runs from before there were ids are read as they are.
+Recipe and log carry checksums that include the run's id, so that damage and files of another run are detected. Runs
+from before there were ids are read without these checks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bastion.recipe import Recipe, differences
 
 RECIPE = "recipe.yaml"
 PROVENANCE = "provenance.json"
-SEAL = "# run "  # begins the last line of a recipe
+SEAL = "# run "  # start of the last line of a recipe
 _PACKAGES = ("bastion", "torch", "torchvision", "timm", "numpy")
 
 
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def launched(self) -> Path:
-        """Names the torchrun that trains or trained it."""
+        """File with the id of the torchrun that trains or trained it."""
         return self.folder / ".launched"
 
     @property
@@ -86,7 +86,7 @@ class Run:
         return self.folder / "log.jsonl"
 
     def id(self) -> str | None:
-        """Random, and so this run's alone; None: it is from before there were ids, or not there yet."""
+        """Return the run's random id; None if it does not exist, or is older than ids."""
         known = self.provenance().get("id") if self.exists() else None
         if known is not None and not isinstance(known, str):
             raise BastionError(f"{self.folder / PROVENANCE}: not that of a run: its id is {shown(known)}; restore it")
@@ -96,7 +96,7 @@ class Run:
         return storage.is_file(self.folder / PROVENANCE)
 
     def recipe(self) -> dict[str, Any] | None:
-        """The resolved recipe, or None where nothing was trained."""
+        """Return the resolved recipe; None if nothing was trained."""
         path = self.folder / RECIPE
         if not storage.is_file(path):
             return None
@@ -110,7 +110,7 @@ class Run:
         return storage.read_json(self.folder / PROVENANCE)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one line. One that a crash cuts off is skipped by `history`."""
+        """Append one line. `history` skips a line that a crash cut off."""
         try:
             with self.log_file.open("a") as file:
                 file.write(_log_line(record, self.id()))
@@ -119,7 +119,7 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process trains a run. The lock goes with the process, however that ends."""
+        """Lock the run for training. The lock is released when the process ends, however that happens."""
         import fcntl  # not on every system, and only training needs it
 
         try:
@@ -130,26 +130,26 @@ class Run:
         except OSError as error:
             raise storage.disk_error(self.folder / ".lock", error) from error
         with file:
-            for patience in reversed(range(10)):  # the loaders of a process that was killed keep it for some seconds
+            for tries_left in reversed(range(10)):  # data loaders of a killed process hold the lock for some seconds
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not patience:
+                    if not tries_left:
                         busy = f"{self.folder}: another process is training this run; wait, or stop it"
                         raise BastionError(busy) from None
                     time.sleep(0.7)
             yield
 
     def history(self) -> list[dict[str, Any]]:
-        """All records of the log."""
-        known = self._steps_known()  # first: while somebody trains, the log grows before there is a checkpoint of it
+        """Return all records of the log."""
+        known = self._steps_known()  # before the log: a running training logs steps before it stores their checkpoint
         if not storage.is_file(self.log_file):
             return []
         with storage.opened(self.log_file) as file:
             *lines, last = file.read().decode(errors="replace").split("\n")
         run_id = self.id()
-        if last and _is_whole(last):  # all but its end was written, or its end was damaged
+        if last and _is_whole(last):  # a complete record without its newline
             lines.append(last)
         records = [_log_record(line, run_id) for line in lines]
         if run_id and None in records:
@@ -169,7 +169,7 @@ class Run:
         return kept
 
     def _steps_known(self) -> int:
-        """How many steps the log had when the newest checkpoint was stored; 0 if none says so."""
+        """Return the number of logged steps in the newest checkpoint; 0 if there is none."""
         for path in sorted(self.checkpoints.glob("step-*.safetensors"), reverse=True):
             with suppress(BastionError, OSError, LookupError, TypeError, ValueError):  # damaged, or gone by now
                 header = json.loads(storage.read_metadata(path)["state"].partition(" ")[2])
@@ -177,7 +177,7 @@ class Run:
         return 0
 
     def steps_logged(self) -> int:
-        """How many steps the log has, all of them on the disk from here on: for a checkpoint to remember."""
+        """Flush the log to disk and return its number of steps, to be stored in a checkpoint."""
         try:
             storage.sync(self.log_file)
             return self.log_file.read_bytes().count(b'{"kind": "step"')
@@ -187,13 +187,13 @@ class Run:
             raise storage.disk_error(self.log_file, error) from error
 
     def rewind_log(self, step: int, kind: str | None = None) -> None:
-        """Forget what was logged after `step`, or only what is of this kind; it will be logged anew."""
+        """Remove the records after `step`, or only those of this kind; they will be logged again."""
         kept = [each for each in self.history() if each["step"] <= step or kind not in (None, each["kind"])]
         run_id = self.id()
         storage.write_text(self.log_file, "".join(_log_line(record, run_id) for record in kept))
 
     def card(self) -> dict[str, Any] | None:
-        """What `model/card.json` says, if there is one; a model of another run that was copied in is refused."""
+        """Return the content of `model/card.json`, None if there is none; raise if it is of another run."""
         path = self.model / "card.json"
         if not storage.is_file(path):
             return None
@@ -204,7 +204,7 @@ class Run:
         return content
 
     def results(self) -> list[Path]:
-        """What a training left here that another one would overwrite."""
+        """Return results of training here, which another training would overwrite."""
         folders = (self.model, self.epochs, self.checkpoints)
         found = [folder for folder in folders if storage.files(folder, "*")]
         log = [self.log_file] if storage.is_file(self.log_file) and self.log_file.stat().st_size else []
@@ -221,7 +221,7 @@ def _log_line(record: Mapping[str, Any], run_id: str | None) -> str:
 
 
 def _log_record(line: str, run_id: str | None) -> dict[str, Any] | None:
-    """None: it is none, or not this run's."""
+    """Parse a line of the log; None if it is not a record of this run."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -234,9 +234,9 @@ def _log_record(line: str, run_id: str | None) -> dict[str, Any] | None:
 
 
 def _is_formed(record: Mapping[str, Any]) -> bool:
-    """Of some kind, at some step; an event says something."""
-    told = record.get("message", "") if record.get("kind") != "event" else record.get("message")
-    return isinstance(record.get("kind"), str) and type(record.get("step")) is int and isinstance(told, str)
+    """Whether a record has a kind and a step, and an event a message."""
+    message = record.get("message", "") if record.get("kind") != "event" else record.get("message")
+    return isinstance(record.get("kind"), str) and type(record.get("step")) is int and isinstance(message, str)
 
 
 def _log_checksum(record: Mapping[str, Any], run_id: str) -> str:
@@ -244,7 +244,7 @@ def _log_checksum(record: Mapping[str, Any], run_id: str) -> str:
 
 
 def _is_whole(line: str) -> bool:
-    """Does it begin with all of a record? What a crash cut off does not."""
+    """Whether the line starts with a complete record; one that a crash cut off does not."""
     try:
         json.JSONDecoder().raw_decode(line)
     except (ValueError, RecursionError):
@@ -253,7 +253,7 @@ def _is_whole(line: str) -> bool:
 
 
 def open_run(folder: str | Path) -> Run:
-    """An existing run."""
+    """Open an existing run."""
     run = Run(Path(folder))
     if not run.exists():
         raise BastionError(
@@ -263,7 +263,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
-    """The run of this recipe in `folder`: a new one, or the one that is there if its recipe is the same."""
+    """Create the run of this recipe in `folder`, or return the existing one if its recipe is the same."""
     run = Run(Path(folder))
     if storage.is_file(run.folder):
         raise BastionError(f"{folder}: is a file; give a folder for the run")
@@ -278,7 +278,7 @@ def create_run(folder: Path, seed: int, recipe: Recipe | None = None) -> Run:
 
 
 def begin_training(run: Run, recipe: Recipe, *, resume: bool) -> None:
-    """Refuse what would train over an earlier training; otherwise make the run. The caller holds its lock."""
+    """Create the run; raise if that would overwrite an earlier training. The caller holds the lock."""
     results = run.results()
     if results and not run.exists():
         raise BastionError(
@@ -289,7 +289,7 @@ def begin_training(run: Run, recipe: Recipe, *, resume: bool) -> None:
         raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
     if storage.files(run.checkpoints, "step-*.safetensors"):
         return
-    # Stopped before its first checkpoint, a run has logged some steps at most: it may begin again.
+    # A run that stopped before its first checkpoint has at most logged some steps: it may start again.
     if results not in ([], [run.log_file]) or any(record["kind"] == "epoch" for record in run.history()):
         raise BastionError(
             f"{run.folder}: its checkpoints are lost, and without one it would start over; restore one, or use "
@@ -321,7 +321,7 @@ def _check_same(run: Run, recipe: Recipe | None) -> None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """What a number may depend on besides model and data."""
+    """Return the provenance: date, command, seed, versions and machine."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
@@ -336,12 +336,12 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on: a job of Slurm, a container or `taskset` may have been given a part."""
+    """Return the number of cores that this process may use, which Slurm, a container or `taskset` may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _command() -> str:
-    """As it can be typed again: `python -m bastion` calls itself `__main__.py`."""
+    """Return the command line; `python -m bastion` is shown as `bastion`."""
     name = Path(sys.argv[0]).name
     return shlex.join(["bastion" if name == "__main__.py" else name, *sys.argv[1:]])
 
@@ -355,7 +355,7 @@ def version(package: str) -> str:
 
 
 def processor() -> str:
-    """The processor's own name; `platform.processor()` is empty or only the architecture on Linux."""
+    """Return the processor's name; on Linux `platform.processor()` is empty or only the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""JSON schemas of recipes and suites, with every plug-in's settings: editors complete and check YAML by them."""
+"""JSON schemas of recipes and suites, with every plug-in's settings, for editors to complete and check YAML."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FRACTION = {
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """By what they are of: `recipe` and `suite`."""
+    """Return the schemas of `recipe` and `suite`."""
     return {"recipe": _schema(Recipe), "suite": _schema(Suite)}
 
 
 def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
     own = model.model_json_schema()
-    parents = {"type": "string", "description": "What this file is put on top of."}
+    parents = {"type": "string", "description": "The file or files that this one extends."}
     own["properties"]["extends"] = {"anyOf": [parents, {"type": "array", "items": parents}]}
     parts, waiting = own.setdefault("$defs", {}), set(_registries(own))
     while waiting:
@@ -50,7 +50,7 @@ def _schema(model: type[Recipe | Suite]) -> dict[str, Any]:
 
 
 def _with_help(registry: Registry[Any]) -> dict[str, Any]:
-    """With the help text of every setting."""
+    """Return the registry's schema with the help text of every setting."""
     schema = registry.schema()
     for form in schema["anyOf"][1:]:
         for name, text in help_texts(registry.factory(form["title"])).items():
@@ -60,7 +60,7 @@ def _with_help(registry: Registry[Any]) -> dict[str, Any]:
 
 
 def _registries(part: Any) -> Iterator[str]:
-    """The kinds of plug-ins that a schema names."""
+    """Yield the kinds of plug-ins that a schema refers to."""
     if isinstance(part, dict):
         yield from [part[REGISTRY]] if REGISTRY in part else []
     for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
@@ -68,9 +68,9 @@ def _registries(part: Any) -> Iterator[str]:
 
 
 def _finished(part: Any) -> Any:
-    """With references to the schemas of plug-ins, and fractions wherever numbers may stand.
+    """Add references to the schemas of plug-ins, and allow fractions for numbers.
 
-    Nothing is required: what is missing may stand in the file that this one extends, or be the value of an axis.
+    Nothing is required: a missing key may be in the file that this one extends, or be set by an axis.
     """
     if isinstance(part, list):
         return [_finished(inner) for inner in part]

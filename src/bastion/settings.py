@@ -1,4 +1,4 @@
-"""Settings of attacks, objectives, probes, models and data sets: pydantic checks every value, in Python and YAML alike.
+"""Settings of attacks, objectives, probes, models and data sets, checked by pydantic in Python and in YAML.
 
     @settings
     class PGD:
@@ -6,8 +6,7 @@
 
     PGD(steps="20")     # BastionError: pgd.steps: expected a whole number, got '20'
 
-A number is a number: no text but a fraction such as "8/255", and no yes or no, is read as one, and neither are NaN and
-infinity.
+Numbers are checked strictly: text (except a fraction such as "8/255"), booleans, NaN and infinity are errors.
 """
 
 from __future__ import annotations
@@ -47,34 +46,34 @@ T = TypeVar("T")
 _FRACTION = re.compile(r"\s*([-+]?\d*\.?\d+)\s*/\s*(\d*\.?\d+)\s*")
 CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
-# The kinds of numbers that settings are most often made of.
+# Common types of settings.
 Count = Annotated[int, Ge(0)]
 AtLeastOne = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Gt(0), Le(1)]  # a part of something, not nothing
+Share = Annotated[float, Gt(0), Le(1)]  # a share above 0
 Probability = Annotated[float, Ge(0), Le(1)]
 Smoothing = Annotated[float, Ge(0), Lt(1)]
 
 
-built_from_specs: dict[type, Any] = {}  # types of plug-ins, and what to check a setting of that type with
-PLUGIN = "__plugin__"  # the attribute of a class that has the name it is registered by
-REGISTRY = "x-registry"  # in a JSON schema: here stands the spec of a plug-in of this kind
+built_from_specs: dict[type, Any] = {}  # by type of plug-in, the annotation that validates a setting of it
+PLUGIN = "__plugin__"  # attribute of a class with its registered name
+REGISTRY = "x-registry"  # in a JSON schema: a spec of a plug-in of this kind
 
 
 class SettingsError(BastionError, ValueError):
-    """One setting is wrong: which one, and why. A ValueError too, so that pydantic adds where it stands."""
+    """A wrong setting: its path and the reason. Also a ValueError, so that pydantic adds the path."""
 
     def __init__(self, where: str, keys: Iterable[str | int], message: str) -> None:
         self.where, self.keys, self.message = where, tuple(map(str, keys)), message
         super().__init__(f"{'.'.join(filter(None, [where, *self.keys]))}: {message}")
 
     def under(self, where: str) -> SettingsError:
-        """The same mistake in another place."""
+        """Return the same error under another path."""
         return SettingsError(where, self.keys, self.message)
 
     def __reduce__(self) -> tuple[type[SettingsError], tuple[str, tuple[str, ...], str]]:
-        """So that it can be sent from one process to another."""
+        """Support pickling, to send it between processes."""
         return SettingsError, (self.where, self.keys, self.message)
 
 
@@ -88,7 +87,7 @@ def settings(*, kw_only: bool = True, frozen: bool = True, eq: bool = True) -> C
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, Field))
 def settings(cls: type[T] | None = None, /, **options: bool) -> Any:
-    """A frozen dataclass with keyword-only fields, each of which is checked. Its repr is its record."""
+    """Make a class a frozen dataclass with keyword-only, validated fields."""
     if cls is None:
         return lambda cls: _checked(cls, **options)
     return _checked(cls, **options)
@@ -101,7 +100,7 @@ def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: boo
             cls.__annotations__[name] = strict(hints[name])
     made: Any = dataclass(config=CONFIG, kw_only=kw_only, frozen=frozen, eq=eq)(cls)
     plain = made.__init__
-    names = [] if kw_only else list(inspect.signature(made).parameters)  # so that mistakes are told by name
+    names = [] if kw_only else list(inspect.signature(made).parameters)  # so that errors name the field
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -118,7 +117,7 @@ def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: boo
 
 
 def strict(hint: Any) -> Any:
-    """The type with numbers, yes and no taken for what they are, and plug-ins built, wherever in it they stand."""
+    """Return the type with strict numbers and booleans, and with specs built to plug-ins, at any depth."""
     if isinstance(hint, type) and hint in built_from_specs:
         return built_from_specs[hint]
     if hint is int:
@@ -126,11 +125,11 @@ def strict(hint: Any) -> Any:
     if hint is float:
         return Annotated[float, BeforeValidator(_number)]
     if hint is bool:
-        return Annotated[bool, BeforeValidator(_yes_or_no)]
+        return Annotated[bool, BeforeValidator(_boolean)]
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         kind = strict(inner[0])
-        # The bounds first, so that they are of the number and stand in the schema as such.
+        # The bounds first, so that they apply to the number and appear in the schema.
         checks = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
         return Annotated[(inner[0] if checks else kind, *inner[1:], *checks)]
     if origin in (Union, types.UnionType):
@@ -163,7 +162,7 @@ def _number(value: Any) -> float:
     return number
 
 
-def _yes_or_no(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("expected true or false")
     return value
@@ -176,9 +175,9 @@ def check_arguments(
     given: Iterable[str] = (),
     others: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Keyword arguments for a function or class, each of the annotated type; nested plug-ins are built.
+    """Validate keyword arguments of a function or class by its annotations; nested plug-ins are built.
 
-    `given` are arguments that `values` may not have; `others` are keys that are known elsewhere.
+    `given` are arguments that `values` may not have; `others` are valid keys of something else, for suggestions.
     """
     form = _form(_unbound(factory), frozenset(given))
     try:
@@ -189,7 +188,7 @@ def check_arguments(
 
 
 def arguments_schema(factory: Callable[..., Any]) -> dict[str, Any]:
-    """JSON schema of the keyword arguments."""
+    """Return the JSON schema of the keyword arguments."""
     return _form(_unbound(factory), frozenset()).json_schema()
 
 
@@ -199,7 +198,7 @@ def _unbound(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _form(factory: Callable[..., Any], given: frozenset[str]) -> TypeAdapter[Any]:
-    """What checks the arguments."""
+    """Return the validator of the arguments."""
     hints = typing.get_type_hints(_annotated(factory), include_extras=True)
     fields: dict[str, Any] = {}
     config = CONFIG
@@ -231,13 +230,13 @@ def _default(value: Any) -> dict[str, Any]:
 def explain(
     error: ValidationError, where: str, schema: Callable[[], Mapping[str, Any]], others: Iterable[str] = ()
 ) -> SettingsError:
-    """The first mistake. A key may be missing because it was written wrongly, so unknown keys come first."""
+    """Return the first error; unknown keys come first, as a missing key may be due to a typo."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument")
     mistakes = error.errors()
     first = next((each for each in mistakes if each["type"] in unknown), mistakes[0])
     try:
         known = schema()
-    except PydanticInvalidForJsonSchema:  # a setting of a type that JSON has not
+    except PydanticInvalidForJsonSchema:  # a setting whose type JSON lacks
         known = {}
     classes = known.get("$defs", {})
     keys = [str(part) for part in first["loc"] if part not in classes and not _is_inner(part)]
@@ -252,7 +251,7 @@ def explain(
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"
     elif first["type"] == "literal_error":
-        expected = [each["ctx"]["expected"] for each in mistakes if each["type"] == "literal_error"]  # of a union, all
+        expected = [each["ctx"]["expected"] for each in mistakes if each["type"] == "literal_error"]  # all of a union
         words = {word.strip(" '") for text in expected for word in text.replace(" or ", ",").split(",")}
         message = f"unknown {keys[-1]} {shown(first['input'])}{did_you_mean(first['input'], words)}"
     else:
@@ -262,7 +261,7 @@ def explain(
 
 
 def _keys_at(schema: Mapping[str, Any], path: Iterable[str]) -> set[str]:
-    """The keys that a JSON schema has at the end of a path."""
+    """Return the keys of a JSON schema at the end of a path."""
 
     def options(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         if "$ref" in part:
@@ -282,7 +281,7 @@ def _keys_at(schema: Mapping[str, Any], path: Iterable[str]) -> set[str]:
 
 
 def _is_inner(part: str | int) -> bool:
-    """A step into a type, not into the settings: which member of a union was tried, which validator ran."""
+    """Whether a part of pydantic's path is a step into a type (a union's member, a validator), not a key."""
     return isinstance(part, str) and (part.startswith(("function-", "literal[", "tuple[")) or part in _TYPES)
 
 

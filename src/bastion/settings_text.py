@@ -1,4 +1,4 @@
-"""The settings of a plug-in in words: name, default, type, and the help text, which is the comment beside it."""
+"""Tables of a plug-in's settings: name, default, type, and help text, which is the comment beside the setting."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from bastion.registry import canonical
 from bastion.settings import REGISTRY, arguments_schema
 from bastion.suite import written
 
-WIDEST = 18  # letters of a default in a column of its own
+WIDEST = 18  # characters of a default in its own column
 
 
 class Setting(NamedTuple):
     name: str
-    default: str  # empty: it has none, and must be given
+    default: str  # empty: required
     kind: str  # `whole number ≥ 0`
     help: str
 
 
 def settings_of(factory: Callable[..., Any]) -> list[Setting]:
-    """Every keyword argument of a class or function."""
-    schema, told, defaults = arguments_schema(factory), help_texts(factory), _defaults(factory)
+    """Return the keyword arguments of a class or function."""
+    schema, texts, defaults = arguments_schema(factory), help_texts(factory), _defaults(factory)
     return [
-        Setting(name, defaults.get(name, ""), _kind(part, schema), told.get(name, ""))
+        Setting(name, defaults.get(name, ""), _kind(part, schema), texts.get(name, ""))
         for name, part in schema.get("properties", {}).items()
     ]
 
 
 def settings_table(settings: list[Setting], width: int = 80) -> str:
-    """In columns, wrapped; `required` where there is no default."""
+    """Format settings in wrapped columns; `required` if there is no default."""
     rows = [
         (each.name, each.default or "required", "; ".join(filter(None, [each.kind, each.help]))) for each in settings
     ]
@@ -53,7 +53,7 @@ def settings_table(settings: list[Setting], width: int = 80) -> str:
 
 
 def help_texts(factory: Callable[..., Any]) -> dict[str, str]:
-    """By name, what the comment beside a setting says. A function that makes an attack has the help of its class."""
+    """Return the comments beside settings by name. A function that returns a plug-in has the help of its class."""
     factory = factory.func if isinstance(factory, functools.partial) else factory
     if inspect.isclass(factory):
         found = [_comments(each) for each in reversed(factory.__mro__) if each.__module__ != "builtins"]
@@ -68,13 +68,13 @@ def _comments(thing: Any) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(thing))
         (node,) = ast.parse(source).body
         comments = dict(_comment_lines(source))
-    except (OSError, TypeError, SyntaxError, ValueError, tokenize.TokenError):  # typed into a console, or made by code
+    except (OSError, TypeError, SyntaxError, ValueError, tokenize.TokenError):  # typed into a console, or generated
         return {}
     return {name: comments[line] for name, line in _lines(node) if line in comments}
 
 
 def _lines(node: ast.stmt) -> Iterator[tuple[str, int]]:
-    """Where each field of a class, or argument of a function, ends."""
+    """Yield the last line of each field of a class, or argument of a function."""
     if isinstance(node, ast.ClassDef):
         for field in node.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
@@ -85,17 +85,17 @@ def _lines(node: ast.stmt) -> Iterator[tuple[str, int]]:
 
 
 def _comment_lines(source: str) -> Iterator[tuple[int, str]]:
-    """What is said behind code, line by line, without words to other programs."""
+    """Yield the comments after code by line, without `type:` and `noqa`."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and token.line[: token.start[1]].strip():
-            said = [part.strip() for part in token.string.split("# ")]
-            text = " ".join(part for part in said if part and not part.lstrip("# ").startswith(("type:", "noqa")))
+            parts = [part.strip() for part in token.string.split("# ")]
+            text = " ".join(part for part in parts if part and not part.lstrip("# ").startswith(("type:", "noqa")))
             if text:
                 yield token.start[0], text.lstrip("# ")
 
 
 def _defaults(factory: Callable[..., Any]) -> dict[str, str]:
-    """Of every setting that has one; of a plug-in, the spec that makes it."""
+    """Return the defaults as text; a plug-in as its spec."""
     inner = factory.func if isinstance(factory, functools.partial) else factory
     made = {
         each.name: each.default_factory()
@@ -108,7 +108,7 @@ def _defaults(factory: Callable[..., Any]) -> dict[str, str]:
 
 
 def value_text(value: Any) -> str:
-    """As it would be written in YAML: `8/255`, `true`, `null`, `[1, 2]`."""
+    """Format a value as in YAML: `8/255`, `true`, `null`, `[1, 2]`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
@@ -120,7 +120,7 @@ def value_text(value: Any) -> str:
 
 
 def _kind(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
+    """Describe the type of a JSON schema in words."""
     if "$ref" in part:
         part = schema.get("$defs", {}).get(part["$ref"].rpartition("/")[2], {})
     if REGISTRY in part:
@@ -149,5 +149,5 @@ def _kind(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 
 def _bounds(part: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    said = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part]
-    return f" {', '.join(said)}" if said else ""
+    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part]
+    return f" {', '.join(bounds)}" if bounds else ""

@@ -1,4 +1,4 @@
-"""What `bastion show` says."""
+"""`bastion show`: descriptions of models, recipes, suites, plug-ins and runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONVENTION = (
 )
 
 
-# Kinds of plug-ins besides models: what each is registered with, and how one is used.
+# Kinds of plug-ins besides models: their registry, and how one is used.
 PLUGINS = {
     "attacks": ("attacks", "bastion measure MODEL --attack {name} --norm linf --eps 8/255"),
     "loggers": ("loggers", "bastion train RECIPE --set loggers={name}"),
@@ -38,9 +38,9 @@ PLUGINS = {
 
 
 def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False) -> str:
-    """Whatever `bastion list` names; a run, a folder with a model, or a file.
+    """Describe anything that `bastion list` names, a run, a folder with a model, or a file.
 
-    `changes`, and a time on this machine, are for recipes: where a model has the name too, they tell which.
+    `changes` and `timed` are for recipes; with them a name that a model has too means the recipe.
     """
     is_model = target.startswith("zoo/") or is_folder(target)
     if is_recipe(target) and (changes or timed or not (is_model or is_suite(target))):
@@ -57,15 +57,15 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
     kinds = [kind for kind in kinds_of(target) if kind in (*PLUGINS, "suites")]
     if is_suite(target):
         kinds.append("suites")
-    told = [
+    texts = [
         _describe_suite(target, changes) if kind == "suites" else _describe_plugin(kind, target)
         for kind in dict.fromkeys(kinds)
     ]
-    return "\n\n\n".join(told) if told else _describe_family(target, changes)
+    return "\n\n\n".join(texts) if texts else _describe_family(target, changes)
 
 
 def _describe_plugin(kind: str, name: str) -> str:
-    """What it is, its settings, and how it is used."""
+    """Describe a plug-in: its docstring, settings and use."""
     from bastion.settings_text import settings_of, settings_table
 
     registry, use = PLUGINS[kind]
@@ -86,7 +86,7 @@ def _describe_plugin(kind: str, name: str) -> str:
 
 
 def _describe_images(name: str) -> list[str]:
-    """Of a data set: how many there are, if it is here."""
+    """Describe the images of a data set, if it is available."""
     from bastion.data import datasets
 
     try:
@@ -102,12 +102,12 @@ def _describe_images(name: str) -> list[str]:
 
 
 def _counted(names: Sequence[str], most: int = 12) -> str:
-    """How many, and the first of them."""
+    """Format the number of names, and the first of them."""
     return f"{len(names)}: {', '.join(names[:most])}{', …' if len(names) > most else ''}"
 
 
 def _describe_suite(name: str, changes: tuple[str, ...]) -> str:
-    """All of it, as a file would say it, and the rows that its table will have."""
+    """Describe a suite: its resolved YAML, and the rows of its table."""
     from bastion.suite import load_suite
 
     suite = load_suite(name, changes)
@@ -118,7 +118,7 @@ def _describe_suite(name: str, changes: tuple[str, ...]) -> str:
 
 
 def _describe_family(target: str, changes: tuple[str, ...]) -> str:
-    """A model by its name, with random weights."""
+    """Describe a model by its name, with random weights."""
     from bastion.models import Classifier, checkpoint, complexity, models
     from bastion.registry import first_line
 
@@ -139,7 +139,7 @@ def _describe_family(target: str, changes: tuple[str, ...]) -> str:
 
 
 def _unknown(target: str, error: BastionError) -> str:
-    """A wrong option of a model, or a name that nothing has."""
+    """Return the message for a wrong option of a model, or an unknown name."""
     if "unknown model" not in str(error):
         return f"show {target}: {error}"
     known = [row[0] for kind in KINDS.values() for row in kind.rows("*")]
@@ -147,7 +147,7 @@ def _unknown(target: str, error: BastionError) -> str:
 
 
 def _attention(model: Classifier) -> str:
-    """As it is seen in a pass: how many maps, over what, and their size."""
+    """Describe the attention maps of a forward pass: their number, kind and size."""
     import torch
 
     from bastion.forward import in_mode
@@ -164,7 +164,7 @@ def _attention(model: Classifier) -> str:
 
 
 def _describe_folder(target: str) -> str:
-    """A trained model, what was measured of it, or both."""
+    """Describe a trained model, its measurements, or both."""
     from bastion.measuring.facts import read_measurements
 
     run = Run(Path(target))
@@ -190,7 +190,7 @@ def _describe_trained(target: str) -> str:
 
 
 def _describe_recipe(recipe: Recipe, timed: bool) -> str:
-    """All of it, and what it costs as far as that can be told."""
+    """Describe a recipe: its resolved YAML, and its cost as far as it is known."""
     from bastion.costs import images_per_second, plan_run
 
     plan = plan_run(recipe)
@@ -228,13 +228,13 @@ def _describe_data(plan: RunPlan) -> str:
 
 
 def _scientific(number: float) -> str:
-    """6.8e18, as people write it."""
+    """Format as 6.8e18."""
     mantissa, exponent = f"{number:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def _duration(hours: float) -> str:
-    """In the unit that suits it."""
+    """Format in hours, minutes or seconds."""
     for unit, length in (("h", 1.0), ("min", 1 / 60)):
         if hours >= length:
             return f"{hours / length:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that is honoured at the next safe point; processes that end with their parent."""
+"""Graceful stop at SIGINT and SIGTERM, and worker processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """`received` is the number of the signal, or None so far."""
+    """`received`: the number of the signal, None if there was none."""
 
     received: int | None = None
 
@@ -22,7 +22,7 @@ class StopRequest:
 
 @contextmanager
 def stoppable() -> Iterator[StopRequest]:
-    """Catch the first SIGINT or SIGTERM; a second one acts at once, as it would have without this."""
+    """Catch the first SIGINT or SIGTERM; a second one acts at once, as usual."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may set handlers
@@ -46,8 +46,8 @@ def stoppable() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Processes started inside never hear Ctrl-C, from their first instruction on: their parent decides."""
+def ignoring_interrupts() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C from the start; their parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):  # not on every system
         yield
         return
@@ -60,13 +60,13 @@ def deaf_children() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """From here on this process ends as soon as its parent is gone, even one that was killed and could not say so."""
+    """Make this process end as soon as its parent is gone, even if that was killed."""
     parent = parent_process()
     if parent is None:
         return
 
     def follow() -> None:
         parent.join()
-        os._exit(1)  # what a block has written is whole or absent
+        os._exit(1)  # safe, as files are whole or absent
 
     threading.Thread(target=follow, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and know their own checksum: JSON, arrays, hashes. No torch, no pickle."""
+"""Atomically written files with checksums: JSON, arrays, hashes. No torch, no pickle."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from bastion.files import read_text as read_text
 from bastion.files import reading as reading
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-FORMAT = 2  # of the JSON files; those of format 1, or of none, have no checksum
+FORMAT = 2  # of JSON files; those of format 1, or without a format, have no checksum
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(rf"\..*\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.tmp")
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that replaces it when the block ends well, and is removed otherwise."""
+    """Yield a temporary path that replaces `path` if the block succeeds, and is removed otherwise."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -53,8 +53,8 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, pattern: str = "**/.*.tmp") -> None:
-    """Delete temporary files that processes of this machine left when they were killed; never a living one's."""
-    with suppress(OSError):  # in a folder that can only be read, or not even that
+    """Delete temporary files of this machine's killed processes, never of running ones."""
+    with suppress(OSError):  # the folder may not be writable or readable
         for path in folder.glob(pattern):
             writer = _TEMPORARY.fullmatch(path.name)
             if writer and not _is_alive(int(writer[1])):
@@ -72,7 +72,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Return when the file, or the list of a folder's files, is on the disk."""
+    """Flush the file, or the folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -81,7 +81,7 @@ def sync(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder in which no file can be made, before the work is done that should go there."""
+    """Raise if no file can be created in the folder, before work is done whose results go there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -105,19 +105,19 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, content: str) -> None:
     remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp")
-    write_bytes(path, content.encode(errors="backslashreplace"))  # a path's odd bytes, as JSON writes them
+    write_bytes(path, content.encode(errors="backslashreplace"))  # surrogates of undecodable paths, as JSON writes them
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """An object with the checksum of what it says."""
+    """Write an object with the checksum of its content."""
     sealed = {"format": FORMAT, **content}
     write_text(path, json.dumps({**sealed, "sha256": _checksum(sealed)}, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` was given, if its checksum holds. Files from before there were checksums are read as they are.
+    """Read what `write_json` wrote and check its checksum. Files from before there were checksums are not checked.
 
-    One wrong bit cannot make a file look that old: it would have to hide both the format and the checksum.
+    One wrong bit cannot make a file look that old, as it would have to remove both the format and the checksum.
     """
     try:
         content = json.loads(read_text(path))
@@ -139,7 +139,7 @@ def _checksum(content: Any) -> str:
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """One safetensors file with the SHA-256 of each array and of its metadata. The same content is the same bytes."""
+    """Write a safetensors file with the SHA-256 of each array and of its metadata. Equal content gives equal bytes."""
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     digests = json.dumps({name: digest({name: array}) for name, array in plain.items()}, sort_keys=True)
     sealed = {**(metadata or {}), "digests": digests}
@@ -147,7 +147,7 @@ def write_arrays(
 
 
 def _ordered(encoded: bytes) -> bytes:
-    """With the keys of its header in order: safetensors leaves them in any, another one each time."""
+    """Sort the keys of the header, whose order safetensors leaves random."""
     start = 8 + int.from_bytes(encoded[:8], "little")
     header = json.dumps(json.loads(encoded[8:start]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -155,7 +155,7 @@ def _ordered(encoded: bytes) -> bytes:
 
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Arrays, dict[str, str]]:
-    """Arrays, all or those of `names` that are there, and the metadata of a safetensors file; all of it checked."""
+    """Read and check the arrays of a safetensors file, all or those in `names`, and its metadata."""
     with _arrays_in(path) as file:
         stored, metadata = set(file.keys()), file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in sorted(stored) if names is None or name in names}
@@ -172,7 +172,7 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> tuple[Array
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Of a safetensors file, unchecked."""
+    """Read the metadata of a safetensors file, unchecked."""
     with _arrays_in(path) as file:
         return file.metadata() or {}
 
@@ -193,10 +193,10 @@ def _arrays_in(path: Path) -> Iterator[Any]:
 
 
 def check_safetensors(path: Path) -> None:
-    """Refuse, without reading it, what is not safetensors: above all a pickle."""
+    """Raise if a file is not safetensors, above all if it is a pickle, without loading it."""
     with opened(path) as file:
         head = file.read(9)
-    if head[8:9] == b"{":  # after eight bytes of its length, the JSON header; the length itself may look like anything
+    if head[8:9] == b"{":  # the JSON header, after eight bytes of its length
         return
     if head[:2] == b"PK" or head[:1] == b"\x80":
         raise BastionError(
@@ -216,11 +216,11 @@ def sha256(*parts: bytes | memoryview | np.ndarray[Any, Any]) -> str:
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """SHA-256 over names, types, shapes and bytes."""
+    """Return the SHA-256 over names, types, shapes and bytes."""
     named = [(f"{name} {array.dtype} {array.shape}".encode(), array) for name, array in sorted(arrays.items())]
     return sha256(*(part for pair in named for part in pair))
 
 
 def fingerprint(content: Any, digits: int = 12) -> str:
-    """A short name for any JSON content that does not depend on the order of its keys."""
+    """Return a short hash of JSON content, independent of the order of its keys."""
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:digits]

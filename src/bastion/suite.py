@@ -1,4 +1,4 @@
-"""Suites: what is measured, as YAML. Probes and studies by label, the values they take, and how they are summed up.
+"""Suites: what is measured, as YAML: probes and studies by label, axes of their settings, and aggregates.
 
     axes:
       eps: {set: [probes.pgd.threat.eps], to: [2/255, 4/255, 8/255]}   # three variants of the probe `pgd`
@@ -8,7 +8,7 @@
     aggregates:
       worst case: {worst: [clean, pgd]}                                # right under all of them
 
-`role` and `data` beside a probe's own settings say what its facts are, and change the data set for this probe alone:
+`role` and `data` beside a probe's own settings say what its facts are, and change the data set for this probe only:
 `fog: {name: accuracy, role: corruption, data: {corruption: fog, severity: 3}}`. Settings that move together are one
 axis, each with its factor: `size: {set: {data.size: 1, probes.pgd.threat.eps: 1/112}, to: [192, 224]}`. No torch.
 """
@@ -33,18 +33,18 @@ from bastion.recipe import Section, Spec, load_yaml, plugin
 from bastion.recipe_files import Changes, merge, nested, parse_changes
 
 Kind = Literal["probes", "studies"]
-Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe say of a model
-CORRECT = "correct"  # the column of facts that accuracies are made of
-SHARE_RIGHT = "share_right"  # of a probe that asks several times: the share of right answers, whose mean is one too
+Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe are about
+CORRECT = "correct"  # the bool column whose mean is an accuracy
+SHARE_RIGHT = "share_right"  # share of correct predictions over several variants of an example; its mean is an accuracy
 SHARES = (CORRECT, SHARE_RIGHT, "flip_rate", "confidence")  # columns of numbers between 0 and 1
 AGGREGATES = ("worst", "mean", "errors", "sum")
 WEIGHTED = ("errors", "sum")
-MOST_CASES = 2_000  # of a suite: 20 times what the largest shipped one has
-LABELLED = ("probes", "studies", "aggregates", "curves")  # what has labels, and may be left out by them
+MOST_CASES = 2_000  # of a suite, 20 times the largest shipped one
+LABELLED = ("probes", "studies", "aggregates", "curves")  # sections whose entries may be left out by label
 
 
 def _listed(value: Any) -> Any:
-    """One or several."""
+    """Accept one or several."""
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -53,7 +53,7 @@ def _one_or_several(kind: Any) -> BeforeValidator:
 
 
 def _with_factors(value: Any) -> Any:
-    """One path, several, or each with the factor that values are multiplied by."""
+    """Accept one path, several, or each with a factor that multiplies the values."""
     if isinstance(value, Mapping):
         return value
     if not all(isinstance(path, str) for path in _listed(value)):
@@ -62,7 +62,7 @@ def _with_factors(value: Any) -> Any:
 
 
 class Axis(Section):
-    """A setting that takes several values: each of them, with each of the other axes' values, makes a variant."""
+    """A setting with several values; each combination of the axes' values makes a variant."""
 
     # data.KEY, probes.LABEL.KEY, probes.LABEL.data.KEY or studies.LABEL.KEY
     set: Annotated[
@@ -84,7 +84,7 @@ class Axis(Section):
         return self
 
     def reaches(self, kind: Kind, label: str) -> list[str]:
-        """Those of its paths that change what this probe or study does."""
+        """Return the paths that change this probe or study."""
         return [path for path in self.set if path.startswith(("data.", f"{kind}.{label}."))]
 
     def scaled(self, path: str, value: Any) -> Any:
@@ -92,9 +92,9 @@ class Axis(Section):
 
 
 class Aggregate(Section):
-    """One number made of several probes, example by example. A probe's label stands for all its variants."""
+    """One number from several probes, computed per example. A probe's label stands for all its variants."""
 
-    worst: tuple[str, ...] = ()  # right under every one of these
+    worst: tuple[str, ...] = ()  # correct under all of these
     mean: tuple[str, ...] = ()  # the mean of these accuracies
     errors: dict[str, float] = Field(default_factory=dict)  # a weighted sum of error rates, as mCE is
     sum: dict[str, float] = Field(default_factory=dict)  # a weighted sum of a column, as mFR is of flip rates
@@ -105,7 +105,7 @@ class Aggregate(Section):
         if sum(bool(getattr(self, kind)) for kind in AGGREGATES) != 1:
             raise ValueError(f"expected one of {', '.join(AGGREGATES)}")
         if self.column != CORRECT and self.kind in ("worst", "errors"):
-            raise ValueError(f"column: {self.kind} is of '{CORRECT}' alone")
+            raise ValueError(f"column: {self.kind} is for '{CORRECT}' only")
         return self
 
     @property
@@ -114,7 +114,7 @@ class Aggregate(Section):
 
     @property
     def weights(self) -> dict[str, float]:
-        """By the names of probes, as written."""
+        """Weights by the names of probes, as written in the suite."""
         chosen = getattr(self, self.kind)
         return dict(chosen) if isinstance(chosen, dict) else dict.fromkeys(chosen, 1.0)
 
@@ -173,11 +173,11 @@ class Suite(Section):
         return self
 
     def cases(self) -> list[Case]:
-        """Every probe and study on every variant, in the order of the suite."""
+        """Return every variant of every probe and study, in the order of the suite."""
         return [case for kind, label in self._members() for case in self._variants(kind, label)]
 
     def members(self, aggregate: str) -> dict[str, float]:
-        """The labels of the cases that an aggregate is made of, with their weights. Each case counts once."""
+        """Return the labels of an aggregate's cases with their weights. Each case counts once."""
         names, weighted = self.aggregates[aggregate].weights, self.aggregates[aggregate].kind in WEIGHTED
         probes = [case for case in self.cases() if case.kind == "probes"]
         named_by: dict[str, str] = {}
@@ -202,7 +202,7 @@ class Suite(Section):
         yield from (("studies", label) for label in self.studies)
 
     def _reaching(self, kind: Kind, label: str) -> dict[str, list[str]]:
-        """The axes that change what a probe or study does, and their paths that do."""
+        """Return the axes that change a probe or study, with their paths."""
         return {name: paths for name, axis in self.axes.items() if (paths := axis.reaches(kind, label))}
 
     def _variants(self, kind: Kind, label: str) -> Iterator[Case]:
@@ -219,7 +219,7 @@ class Suite(Section):
                         change = {kind: {label: nested(own, value)}}
                     content = merge(content, change)
             at = dict(zip(axes, values, strict=True))
-            said = [f"{name}={written(value)}" for name, value in at.items() if len(self.axes[name].to) > 1]
+            values_text = [f"{name}={written(value)}" for name, value in at.items() if len(self.axes[name].to) > 1]
             spec, role, own_data = content[kind][label], None, {}
             if isinstance(spec, Mapping):  # not a plug-in that was given as an object
                 spec = dict(spec)
@@ -230,16 +230,16 @@ class Suite(Section):
                 raise ValueError(
                     f"{kind}.{label}.data: expected changes to the data set as {{key: value}}, got {own_data!r}"
                 )
-            yield Case(" ".join([label, *said]), label, kind, spec, role, merge(content["data"], own_data), at)
+            yield Case(" ".join([label, *values_text]), label, kind, spec, role, merge(content["data"], own_data), at)
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """In which `*` stands for anything, and nothing else is special."""
+    """Compile a pattern in which only `*` is special."""
     return re.compile(fnmatch.translate(re.sub(r"[\[?]", r"[\g<0>]", name)))
 
 
 def written(value: Any) -> str:
-    """As people write it: `8/255`, unless it is a short decimal."""
+    """Format a value, floats as `8/255` unless they are short decimals."""
     if not isinstance(value, float):
         return str(value)
     levels = round(255 * value, 2)
@@ -249,10 +249,10 @@ def written(value: Any) -> str:
 
 
 def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
-    """A suite by its shipped name (`demo`) or file, or what such a file would say.
+    """Load a suite by its shipped name (`demo`), its file, or its content.
 
-    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis, `probes.LABEL=null`
-    leaves a probe out, and so for aggregates. Any other change makes it another protocol than the paper's.
+    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis; `probes.LABEL=null`
+    leaves a probe out, likewise for aggregates. After any other change it is no longer the paper's protocol.
     """
     wanted = parse_changes(changes, Suite)
 
@@ -274,5 +274,5 @@ def _without_null(members: Any) -> Any:
 
 
 def _only_leaves_out(changes: Mapping[str, Any]) -> bool:
-    """What is measured besides is still what the suite says."""
+    """Whether the changes only leave entries out."""
     return changes.keys() <= set(LABELLED) and not any(map(_without_null, changes.values()))

@@ -32,24 +32,24 @@ class Threat:
         return replace(self, eps=self.eps * factor)
 
     def project(self, x0: Tensor, x: Tensor) -> Tensor:
-        """The point of the set that is nearest to x in the Euclidean sense (for linf in its own norm too)."""
+        """Return the point of the set nearest to x in Euclidean distance (for linf in its own norm too)."""
         return project(self.norm, x0, x, self.eps)
 
     def distance(self, x0: Tensor, x: Tensor) -> Tensor:
-        """(B,) float64: how far each x is from its x0 in this norm."""
+        """Return (B,) float64: the distance of each x from its x0 in this norm."""
         return length(self.norm, x.double() - x0.double())
 
     def contains(self, x0: Tensor, x: Tensor) -> Tensor:
-        """(B,) bool: inside the box exactly, and inside the ball up to 1e-6 (for l1 of its radius, if above 1)."""
+        """Return (B,) bool: inside the box exactly, and the ball up to 1e-6 (for l1 times its radius, if above 1)."""
         slack = 1e-6 * max(1.0, self.eps) if self.norm == "l1" else 1e-6
         in_box = ((x >= 0) & (x <= 1)).flatten(1).all(1)
         return in_box & (self.distance(x0, x) <= self.eps + slack)
 
     def step(self, x: Tensor, gradient: Tensor, size: float, sparsity: float = 0.01) -> Tensor:
-        """x moved by `size` the way that raises a linear loss most; not yet projected.
+        """Move x by `size` in the direction that raises a linear loss most; not yet projected.
 
-        For l1 that is one coordinate after another, the steepest first, each as far as the box lets it go; a fraction
-        `sparsity` of them shares the step, so that fewer steps do.
+        For l1 that is one coordinate after another, the steepest first, each as far as the box allows; a fraction
+        `sparsity` of them shares the step, so that fewer steps are enough.
         """
         if self.norm != "l1":
             return x + size * steepest(self.norm, gradient)
@@ -63,7 +63,7 @@ class Threat:
         return (pixels + flat.sign() * torch.zeros_like(part).scatter(1, order, part)).view(x.shape)
 
     def random_point(self, x0: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
-        """A uniform point of the ball (of each example's own stream), clamped to the box."""
+        """Return a uniform point of the ball, from each example's own stream, clamped to the box."""
         shape, size = x0.shape[1:], math.prod(x0.shape[1:])
         if self.norm == "linf":
             offset = rng.uniform(seed, index, draw, shape, -self.eps, self.eps, dtype=x0.dtype)
@@ -81,16 +81,16 @@ class Threat:
 
 
 def steepest(norm: Norm, gradient: Tensor) -> Tensor:
-    """The offset of unit length in linf or l2 that raises a linear loss most."""
+    """Return the offset of unit length in linf or l2 that raises a linear loss most."""
     if norm == "linf":
         return gradient.sign()
     flat = gradient.flatten(1)
-    flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-38)  # or the squares of small ones vanish
+    flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-38)  # so that squares of small values do not underflow
     return (flat / (length("l2", flat)[:, None] + 1e-12)).view(gradient.shape)
 
 
 def length(norm: Norm, offset: Tensor) -> Tensor:
-    """(B,) length of each offset."""
+    """Return (B,): the length of each offset."""
     flat = offset.flatten(1)
     if norm == "l2":
         lengths: Tensor = torch.linalg.vector_norm(flat, dim=1)
@@ -99,21 +99,21 @@ def length(norm: Norm, offset: Tensor) -> Tensor:
 
 
 def at_size(length: float, x: Tensor) -> float:
-    """An l2 length that papers state for images of 224×224, on images like x: in proportion to √pixels."""
+    """Scale an l2 length for images of 224×224 to images like x, in proportion to √pixels."""
     return length * math.sqrt(math.prod(x.shape[2:])) / 224
 
 
 def headroom(x: Tensor, direction: Tensor) -> Tensor:
-    """How far each pixel can go: up to 1 where the direction is positive, down to 0 elsewhere."""
+    """Return how far each pixel can move: up to 1 where the direction is positive, down to 0 elsewhere."""
     return (x - (direction > 0).to(x.dtype)).abs()
 
 
-SAFETY = 1 - 1e-7  # of a radius, so that rounding does not leave the ball
-Radius = float | Tensor  # one for all examples, or (B,): each its own
+SAFETY = 1 - 1e-7  # factor of a radius, so that rounding does not leave the ball
+Radius = float | Tensor  # one for all examples, or (B,)
 
 
 def project(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
-    """The nearest points of the balls of radius eps around x0, intersected with the box."""
+    """Project x onto the ball of radius eps around x0, intersected with the box."""
     radius = eps.view(-1, 1) if isinstance(eps, Tensor) else eps
     if norm == "linf":
         radius = radius.view(-1, 1, 1, 1).to(x.dtype) if isinstance(radius, Tensor) else radius
@@ -123,7 +123,7 @@ def project(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
 
 
 def project_approx(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
-    """A point of the set near x: the nearest, but for l2 what scaling and then clipping give, at less cost."""
+    """Return a point of the set near x: the projection, but for l2 the cheaper scaling and clipping."""
     if norm != "l2":
         return project(norm, x0, x, eps)
     offset = x - x0
@@ -134,10 +134,10 @@ def project_approx(norm: Norm, x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
 
 
 def project_l2(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
-    """Rows of x onto the l2 ball of radius eps around rows of x0, intersected with the box.
+    """Project rows of x onto the l2 ball of radius eps around rows of x0, intersected with the box.
 
     The projection is clip(s·v) with v = x - x0 and the one s in [0, 1] that gives it length eps. Its squared length
-    g(t), t = s², is concave and piecewise linear, so Newton from t = 0 climbs to the root and is never
+    g(t), t = s², is concave and piecewise linear, so Newton's method from t = 0 rises to the root and is never
     outside; its first step is the usual rescaling.
     """
     v = (x - x0).double()
@@ -151,15 +151,15 @@ def project_l2(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
         rising = climbed > t * (1 + 1e-12)
         if not rising.any():
             break
-        t = torch.where(rising, climbed, t)  # rows that have arrived stay, however long the others take
+        t = torch.where(rising, climbed, t)  # converged rows stay, so that results do not depend on the others
     return _inwards(x0, v.sign() * torch.minimum(t.sqrt() * v.abs(), cap))
 
 
 def project_l1(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
-    """Rows of x onto the l1 ball of radius eps around rows of x0, intersected with the box; exact.
+    """Project rows of x onto the l1 ball of radius eps around rows of x0, intersected with the box; exact.
 
-    The projection is z(λ) = sign(v)·clip(|v| - λ, 0, cap); S(λ) = ‖z(λ)‖₁ falls piecewise linearly, and the λ that
-    is wanted is where it crosses eps. In float64: in float32 the sum of thousands of pieces overshoots the radius.
+    The projection is z(λ) = sign(v)·clip(|v| - λ, 0, cap), where S(λ) = ‖z(λ)‖₁, which falls piecewise linearly,
+    equals eps. In float64: in float32 the sum of thousands of pieces overshoots the radius.
     """
     v = (x - x0).double()
     cap = headroom(x0, v).double()
@@ -176,9 +176,9 @@ def project_l1(x0: Tensor, x: Tensor, eps: Radius) -> Tensor:
 
 
 def _threshold(size: Tensor, cap: Tensor, eps: Tensor) -> Tensor:
-    """(B, 1) the λ with S(λ) = eps, for rows with S(0) > eps.
+    """Return (B, 1): the λ with S(λ) = eps, for rows with S(0) > eps.
 
-    Newton's steps end on the root once they reach its segment; where one leaves the bracket, the bracket is halved.
+    Newton's steps hit the root once they reach its segment; where one leaves the bracket, the bracket is halved.
     """
     low, high = torch.zeros_like(eps), size.amax(1, keepdim=True)
     level = low
@@ -197,7 +197,7 @@ def _threshold(size: Tensor, cap: Tensor, eps: Tensor) -> Tensor:
 
 
 def _inwards(x0: Tensor, offset: Tensor) -> Tensor:
-    """x0 + offset in x0's precision, rounded towards x0: thousands of roundings cannot add up past the radius."""
+    """Return x0 + offset in x0's precision, rounded towards x0, so that roundings cannot add up past the radius."""
     x = (x0.double() + offset).to(x0.dtype)
     too_far = (x.double() - x0.double()).abs() > offset.abs()
     return torch.where(too_far, torch.nextafter(x, x0), x).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""The contracts between the rooms: what crosses a boundary, and what a plug-in must do."""
+"""Contracts between the packages: the data they exchange, and the base classes of plug-ins."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """Examples on their way to a model: any memory format, pixels in [0, 1]."""
+    """Examples for a model: pixels in [0, 1], in any memory format."""
 
-    # int64 (B,): the example's number in its data set; all its randomness hangs on it
+    # int64 (B,): the example's number in its data set, which determines all its randomness
     index: Tensor  # type: ignore[assignment]
     x: Tensor  # float (B, C, H, W)
     y: Tensor  # int64 (B,), or soft labels (B, K)
-    logits: Tensor | None = None  # (B, K) of the model under attack at x, where somebody knows them already
+    logits: Tensor | None = None  # (B, K) of the model under attack at x, if known
 
     def select(self, which: Tensor) -> Batch:
-        """The examples of a bool mask or of positions."""
+        """Return the examples of a bool mask or of positions."""
         logits = None if self.logits is None else self.logits[which]
         return Batch(self.index[which], self.x[which], self.y[which], logits)
 
     def at(self, x: Tensor) -> Batch:
-        """The same examples with other images, of which no logits are known."""
+        """Return the same examples with other images, without logits."""
         return Batch(self.index, x, self.y)
 
     def to(self, device: torch.device | str) -> Batch:
@@ -45,19 +45,19 @@ class Batch(NamedTuple):
         return Batch(self.index.to(device), self.x.to(device), self.y.to(device), logits)
 
     def chunk(self, count: int) -> list[Batch]:
-        """As so many parts, the last of them perhaps smaller, without logits."""
+        """Split into `count` parts, the last perhaps smaller, without logits."""
         parts = zip(*(part.chunk(count) for part in self[:3]), strict=True)
         return [Batch(*part) for part in parts]
 
     @staticmethod
     def cat(batches: Sequence[Batch]) -> Batch:
-        """Several as one, without logits."""
+        """Concatenate batches, without logits."""
         return Batch(*(torch.cat(parts) for parts in zip(*(batch[:3] for batch in batches), strict=True)))
 
     def check(self, num_classes: int | None, where: str) -> Batch:
-        """This batch, its class numbers as int64, if pixels and labels are what models and attacks expect.
+        """Return this batch with int64 labels; raise if pixels or labels are not what models and attacks expect.
 
-        `num_classes` None: any number of them.
+        `num_classes` None: any number of classes.
         """
         b = len(self.x)
         if self.x.ndim != 4 or self.x.dtype not in (torch.float32, torch.float64):
@@ -101,11 +101,11 @@ class Batch(NamedTuple):
 
 
 def hard(y: Tensor) -> Tensor:
-    """Class numbers of hard or soft labels."""
+    """Return class numbers of hard or soft labels."""
     return y if y.ndim == 1 else y.argmax(1)
 
 
-# What the softmaxed maps of a block are between; `class`: only the class token attends.
+# What the attention maps of a block are between; `class`: only the class token attends.
 Attention = Literal["tokens", "windows", "channels", "class"]
 
 
@@ -119,17 +119,17 @@ class Block:
 
     @property
     def attends(self) -> bool:
-        """Self-attention: every token, or every channel, attends to others."""
+        """Whether it has self-attention: every token, or every channel, attends to others."""
         return self.attention not in (None, "class")
 
 
 @dataclass
 class Taps:
-    """What a forward pass inside `tap` left behind, by block name; the latest pass replaces the one before."""
+    """Outputs and attention maps of the latest forward pass inside `tap`, by block name."""
 
     blocks: dict[str, Tensor] = field(default_factory=dict)
-    # Softmaxed, (B, heads, queries, keys); families with windows have B times the windows in the first place.
-    # A block that attends more than once leaves its last map.
+    # After softmax, (B, heads, queries, keys); models with windows have B times the number of windows first.
+    # Of a block that attends more than once, the last map.
     attention: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -143,26 +143,26 @@ class Tapped(Protocol):
 
 
 class Attack(ABC):
-    """A frozen dataclass whose repr is its record. Returns images of the threat's set around batch.x."""
+    """Returns images of the threat's set around batch.x. Subclasses are frozen dataclasses of their settings."""
 
-    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then made anew
+    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then measured again
 
     @abstractmethod
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
 
     @property
     def eot(self) -> int:
-        """Passes that a gradient is averaged over: more than one for models that draw random numbers."""
+        """Number of passes that a gradient is averaged over; above one for randomised models."""
         return 1
 
     def named_members(self, norm: Norm) -> list[tuple[str, Attack]]:
-        """The attacks that it runs one after another under a threat of this norm, if it is an ensemble."""
+        """Return the attacks of an ensemble, in order, under a threat of this norm."""
         return []
 
     def passes(self, norm: Norm) -> int:
-        """How many times it runs the model on an image at most, by the settings that most attacks have; 0: not known.
+        """Return the most forward passes per image, from the settings that most attacks have; 0: not known.
 
-        For progress bars, and to tell what is worth preparing for.
+        For progress bars, and to decide whether preparing an accelerated copy is worth it.
         """
         if members := self.named_members(norm):
             return sum(member.passes(norm) for _, member in members)
@@ -171,13 +171,13 @@ class Attack(ABC):
         return int((length + 1) * searches * self.eot)
 
     def versions(self, norm: Norm) -> tuple[int, ...]:
-        """Its own, or those of its members."""
+        """Return its version, or those of its members."""
         return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
             self.version,
         )
 
     def describe(self) -> str:
-        """In short: its name, and the settings that are not as usual. `apgd-t(targets=5)`"""
+        """Return its name with the settings that differ from the defaults: `apgd-t(targets=5)`."""
         if not is_dataclass(self):
             return repr(self)
         name, usual = self.short_name()
@@ -187,12 +187,12 @@ class Attack(ABC):
         return name + (f"({', '.join(unusual)})" if unusual else "")
 
     def short_name(self) -> tuple[str, dict[str, Any]]:
-        """What it is called, and the settings that the name stands for beside the defaults."""
+        """Return its name, and the settings that the name implies besides the defaults."""
         return type(self).__name__.lower(), {}
 
 
 class Prepared(NamedTuple):
-    """What an objective trains on: the batch as it came, the input found for it, and numbers for the log."""
+    """Input of an objective's loss: the clean batch, the input found for it, and numbers for the log."""
 
     clean: Batch
     x: Tensor
@@ -201,16 +201,16 @@ class Prepared(NamedTuple):
 
 class Losses(NamedTuple):
     total: Tensor  # what is minimised
-    logits: Tensor  # on the input that was trained on, for the log
+    logits: Tensor  # on the training input, for the log
     terms: dict[str, Tensor]  # named parts of the total, for the log
-    clean: Tensor | None = None  # logits on the images as they came, if they were needed anyway
+    clean: Tensor | None = None  # logits on the clean images, if they were computed anyway
 
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What an objective may know of the training that it is set up for."""
+    """Model, data and recipe that an objective is set up for."""
 
-    model: nn.Module  # to be looked at, not to be kept: its weights are not the objective's
+    model: nn.Module  # to inspect, not to keep: its weights are not the objective's
     data: DataSet
     recipe: Recipe
 
@@ -225,10 +225,10 @@ class Objective:
 
     networks: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None  # of `networks`; None: they are not trained
-    clip_grad: float | None = None  # largest norm of the gradient of all that `optimizer` trains
+    clip_grad: float | None = None  # largest norm of the gradient of `networks`
 
     def setup(self, context: TrainingContext) -> None:
-        """Called once, when model and data are there, with torch seeded by the recipe. Refuses what it cannot train."""
+        """Called once, after model and data are built, with torch seeded by the recipe. Raises if it cannot train."""
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
         """Find the input to train on. `progress` counts epochs: 2.5 is the middle of the third."""
@@ -239,9 +239,9 @@ class Objective:
 
 
 class Logger(ABC):
-    """Takes a training run's numbers as they come. A dataclass, whose fields are its settings.
+    """Receives a training run's numbers. A dataclass, whose fields are its settings.
 
-    Of several processes one has loggers. What fails to be built refuses the run before anything is written.
+    Only one of several processes has loggers. If building one fails, the run is refused before anything is written.
     """
 
     client: Any = None  # of the tool behind it
@@ -252,18 +252,18 @@ class Logger(ABC):
 
     @abstractmethod
     def write(self, numbers: Mapping[str, float], step: int) -> None:
-        """`train/loss` and its like after some steps, `validation/val_clean` after epochs."""
+        """Called with `train/loss` etc. after some steps, `validation/val_clean` etc. after epochs."""
 
     def flush(self) -> None:  # noqa: B027  (not every tool has something to do)
-        """After each epoch."""
+        """Called after each epoch."""
 
     def close(self) -> None:  # noqa: B027
-        """At the end, and when the run is stopped."""
+        """Called at the end, and when the run is stopped."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a probe says of itself, for tables and reports."""
+    """Description of a probe for tables and reports."""
 
     threat: Threat | None = None
     members: tuple[str, ...] = ()  # the attacks of an ensemble, in their order
@@ -279,7 +279,7 @@ class Probe:
     """
 
     role: ClassVar[Role] = "analysis"
-    version: ClassVar[int] = 1  # raised when the facts change for the same settings: stored ones are then made anew
+    version: ClassVar[int] = 1  # raised when the same settings give other facts: stored ones are then measured again
     facts: ClassVar[Mapping[str, str]] = {}  # what each column means
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
@@ -290,7 +290,7 @@ class Probe:
 
     @property
     def batches(self) -> int:
-        """So many usual batches are given to it at once: more than one, if most examples cost it little."""
+        """Number of usual batches that it gets at once; above one if most examples are cheap."""
         return 1
 
 
@@ -308,7 +308,7 @@ class Study:
         return 1
 
     def plan(self, model: nn.Module, data: DataSet) -> str:
-        """What all parts take, told before the first of them; empty for a study of seconds."""
+        """Describe the work of all parts, shown before the first; empty for a study of seconds."""
         return ""
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
@@ -318,21 +318,21 @@ class Study:
 class Split(Protocol):
     """Labelled images in a fixed order."""
 
-    index: Tensor  # int64 (N,): numbers that stay with the examples, whatever part of them is looked at
+    index: Tensor  # int64 (N,): numbers of the examples, which subsets keep
     labels: Tensor  # int64 (N,)
 
     def __len__(self) -> int: ...
 
     def image(self, position: int) -> Image:
-        """The stored picture, for augmentation."""
+        """Return the stored picture, for augmentation."""
         ...
 
     def batch(self, positions: Sequence[int]) -> Batch:
-        """The pictures as a model sees them when it is measured: no augmentation, one size, in [0, 1]."""
+        """Return the images as for measuring: no augmentation, one size, in [0, 1]."""
         ...
 
     def digest(self) -> str:
-        """SHA-256 of what is stored of the images: facts are of them alone."""
+        """Return the SHA-256 of the stored images, which facts depend on."""
         ...
 
     def subset(self, positions: Sequence[int]) -> Split: ...
@@ -340,11 +340,11 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Three disjoint splits and what belongs to the data and not to a model.
+    """Three disjoint splits and the metadata of a data set.
 
-    `val` is carved out of the official training images and is for choosing; `test` is only measured.
-    `columns` are for models of more classes, such as ImageNet's: measuring takes their logits of these classes alone,
-    before the prediction and before any attack, to which the other classes do not exist.
+    `val` is taken from the official training images and is for model selection; `test` is for measuring only.
+    `columns` are for models of more classes, such as ImageNet's: measuring uses only their logits of these classes, for
+    predictions and for attacks.
     """
 
     name: str
@@ -355,8 +355,8 @@ class DataSet:
     train: Split
     val: Split
     test: Split
-    fingerprint: str  # changes with images, labels or their order; a folder's with its paths and sizes
-    columns: tuple[int, ...] | None = None  # which of such a model's outputs the classes are, in their order
+    fingerprint: str  # of images, labels and their order; of a folder's paths and sizes
+    columns: tuple[int, ...] | None = None  # the outputs of such a model for the classes, in order
 
     def __post_init__(self) -> None:
         if self.columns is None:

@@ -300,7 +300,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("bastion.data.idx._MOST_BYTES", 1000)
     for name in FILES.values():
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(bytes(1_000_000)))
-    with pytest.raises(BastionError, match="gz: holds more than 1,000 bytes: not a file of MNIST or its kin"):
+    with pytest.raises(BastionError, match="gz: holds more than 1,000 bytes: not a file of MNIST or the like"):
         read_idx_folder(tmp_path)
 
 

@@ -181,7 +181,7 @@ def test_data_deepaugment_says_what_it_made_and_how_to_use_it(
     from bastion.recipe import load_recipe
 
     monkeypatch.setattr(generate, "WORST", 0.0)  # two steps teach nothing
-    monkeypatch.setattr(fit, "LOOKED_AT", 16)
+    monkeypatch.setattr(fit, "CHECKED", 16)
     words = ("data", "deepaugment", "cifar10-mini", "-o", "made", "--limit", "40", "--steps", "2")
     result = bastion(*words)
     assert result.code == 0, result.stderr
@@ -222,4 +222,4 @@ def test_an_interrupted_demo_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("bastion.demo.train", stopped)
     result = bastion("demo")
     assert result.code == 130 and "--resume" not in result.stderr
-    assert "Run `bastion demo` again, with the same -o, to go on." in result.stderr
+    assert "Re-run `bastion demo` with the same -o to resume." in result.stderr

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bastion.costs import (
     Passes,
     counted,
+    dummy_model,
     images_per_second,
     plan_run,
-    stand_in,
     step_passes,
     training_passes,
     validation_passes,
@@ -138,7 +138,7 @@ def test_a_plug_in_is_counted_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_counting_ends_with_its_context() -> None:
-    model, batch = stand_in(CIFAR10)
+    model, batch = dummy_model(CIFAR10)
     with counted(model) as passes:
         model(batch.x)
     model(batch.x)

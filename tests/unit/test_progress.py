@@ -34,7 +34,7 @@ def test_the_bar_fits_80_columns(monkeypatch: pytest.MonkeyPatch, unit: str) -> 
     ids=["pgd", "apgd", "ensemble"],
 )
 def test_an_attack_tells_how_far_it_is(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "OFTEN", 0.0)
+    monkeypatch.setattr(journal, "INTERVAL", 0.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 4)).eval()
     x = torch.rand(8, 3, 4, 4)

@@ -61,7 +61,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"a: {'9' * 5000}", "'9{40}' is not a valid int"),
         ("a: !!timestamp 2020-01-01", "could not determine a constructor"),
         ("a: !!map 3", "expected a mapping node"),
-        ("a: &a [*a]", "an alias stands inside what it repeats"),
+        ("a: &a [*a]", "an alias is inside what it repeats"),
         (BOMB, "more than 10,000 values; does an alias repeat what has aliases"),
         ("".join(f"k{number}: 1\n" for number in range(40_000)), "more than 10,000 values"),
         (f"a: {'x' * 10**6}", "here: has 1,000,003 characters; a file of settings may have 1,000,000"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bastion.signals import deaf_children, stoppable
+from bastion.signals import ignoring_interrupts, stoppable
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def _hears() -> bool:
 def test_processes_started_inside_do_not_hear_an_interruption() -> None:
     """A terminal sends Ctrl-C to all of them; one that still imports would answer with a traceback."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        with deaf_children():
+        with ignoring_interrupts():
             answer = pool.submit(_hears)
         assert not answer.result()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -50,7 +50,7 @@ def test_processes_started_inside_do_not_hear_an_interruption() -> None:
 
 def test_an_interruption_while_processes_start_is_not_lost() -> None:
     with stoppable() as stop:
-        with deaf_children():
+        with ignoring_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
         assert stop
 

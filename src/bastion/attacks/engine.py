@@ -213,9 +213,9 @@ def run_searches(
             best.offer(*rule.best(ended), torch.zeros_like(ended.done), ended.at)
         if rows is not None:
             state.put(rows, some)
-        if budget := journal.due():
+        if budget := journal.budget_if_due():
             open_ = ~best.settled
-            journal.tell((budget - passes[0][open_]).clamp(min=0).sum().item(), int((~best.fooled).sum()))
+            journal.report_progress((budget - passes[0][open_]).clamp(min=0).sum().item(), int((~best.fooled).sum()))
         state, waiting = _refill(rule, batch, state, waiting, best.settled_by)
     journal.passes(batch.index, *passes)
     return best

@@ -94,7 +94,7 @@ def run_members(members: Sequence[Attack], model: nn.Module, batch: Batch, threa
         if len(at) == 0:
             break
         left, later = batch.select(at), sum(each.passes(threat.norm) for each in members[number + 1 :])
-        with journal.stage(len(at), member.passes(threat.norm), later):
+        with journal.attacking(len(at), member.passes(threat.norm), later):
             x = member(model, left, threat, seed=seed)
         with torch.no_grad():
             logits = forward.logits(given, x, left.y)

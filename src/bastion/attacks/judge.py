@@ -62,7 +62,7 @@ def judge(model: nn.Module, batch: Batch, attack: Attack, threat: Threat, *, see
 
 def run_attack(attack: Attack, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
     """The attack's images, in the precision of the batch. The attack gets a copy; the model's mode is restored."""
-    with in_mode(model), journal.stage(len(batch.x), attack.passes(threat.norm)):
+    with in_mode(model), journal.attacking(len(batch.x), attack.passes(threat.norm)):
         x = attack(model, batch._replace(x=batch.x.clone()), threat, seed=seed)
     if not isinstance(x, Tensor) or x.shape != batch.x.shape:
         got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

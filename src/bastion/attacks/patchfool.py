@@ -58,16 +58,16 @@ class PatchFool(Attack):
         best = Best(batch.x)
         best.offer(batch.x, *evaluate(model, batch, ce))
         grid, chosen = self._patches(model, batch, seed)
-        canvas = Canvas(self, batch, threat, grid.mask(chosen), seed=seed)
+        optimizer = PatchOptimizer(self, batch, threat, grid.mask(chosen), seed=seed)
         first = grid.mask(chosen[:, :1])
         for step in range(self.steps):
-            x = canvas.image()
-            loss, wrong, gradients = misled(model, batch.at(x), first if self.weight else None)
+            x = optimizer.image()
+            loss, wrong, gradients = losses_and_grads(model, batch.at(x), first if self.weight else None)
             if step == 0:
-                record_zero_grad(batch.index, gradients[0] * canvas.allowed)
+                record_zero_grad(batch.index, gradients[0] * optimizer.allowed)
             best.offer(x, loss, wrong)
-            canvas.repaint(gradients, step)
-        x = canvas.image()
+            optimizer.step(gradients, step)
+        x = optimizer.image()
         best.offer(x, *evaluate(model, batch.at(x), ce))
         return best.x
 
@@ -81,7 +81,7 @@ class PatchFool(Attack):
         return grid, chosen
 
 
-class Canvas:
+class PatchOptimizer:
     """The patches being optimised: their pixel values and, in the sparse variant, the scores that select pixels."""
 
     def __init__(self, attack: PatchFool, batch: Batch, threat: Threat, allowed: Tensor, *, seed: int) -> None:
@@ -89,30 +89,30 @@ class Canvas:
         self.colours = random_patch(threat, self.x0, allowed, batch.index, seed=seed, draw=rng.key(NAME, "start"))
         # (B, 1, H, W): the pixels with the highest scores are changed
         self.scores = rng.uniform(seed, batch.index, rng.key(NAME, "pixels"), allowed.shape[1:], dtype=self.x0.dtype)
-        self.painting = _adam(self.colours, attack.rel_step * min(threat.eps, 1.0))
-        self.picking = _adam(self.scores, attack.pixel_step)
+        self.colour_optimizer = _adam(self.colours, attack.rel_step * min(threat.eps, 1.0))
+        self.score_optimizer = _adam(self.scores, attack.pixel_step)
 
     def image(self) -> Tensor:
         """The attacked images, inside the threat's set."""
-        touched = self._touched()
-        x = self.threat.project(self.x0, torch.where(touched, self.colours, self.x0))
-        self.colours.copy_(torch.where(touched, x, self.colours))
+        selected = self._selected()
+        x = self.threat.project(self.x0, torch.where(selected, self.colours, self.x0))
+        self.colours.copy_(torch.where(selected, x, self.colours))
         return x
 
-    def repaint(self, gradients: list[Tensor], step: int) -> None:
+    def step(self, gradients: list[Tensor], step: int) -> None:
         """One ascent step of Adam along the merged gradients, which are with respect to the image."""
-        touched, weight = self._touched(), self.attack.weight
-        self.colours.grad = merged([gradient * touched for gradient in gradients], weight)
+        selected, weight = self._selected(), self.attack.weight
+        self.colours.grad = merged([gradient * selected for gradient in gradients], weight)
         if self.attack.pixels and step < self.attack.pixel_steps:
             # Straight-through gradient of the selection, as if the image were x0 + score·(colour - x0).
             change = self.allowed * (self.colours - self.x0)
             self.scores.grad = merged([(gradient * change).sum(1, keepdim=True) for gradient in gradients], weight)
-            self.picking.step()
-        self.painting.step()
+            self.score_optimizer.step()
+        self.colour_optimizer.step()
         if (step + 1) % self.attack.decay_every == 0:
-            self.painting.param_groups[0]["lr"] *= self.attack.decay
+            self.colour_optimizer.param_groups[0]["lr"] *= self.attack.decay
 
-    def _touched(self) -> Tensor:
+    def _selected(self) -> Tensor:
         """(B, 1, H, W) bool: the pixels that are changed."""
         if self.attack.pixels is None:
             return self.allowed
@@ -123,25 +123,27 @@ class Canvas:
         return picked.view_as(self.allowed) & self.allowed
 
 
-class Misled(NamedTuple):
+class LossesAndGrads(NamedTuple):
     loss: Tensor  # (B,) cross-entropy
     fooled: Tensor  # bool (B,)
     gradients: list[Tensor]  # of the cross-entropy, then of each block's attention to the first patch
 
 
-def misled(model: nn.Module, batch: Batch, first: Tensor | None) -> Misled:
+def losses_and_grads(model: nn.Module, batch: Batch, first: Tensor | None) -> LossesAndGrads:
     """Losses and their gradients with respect to x; `first` is the mask of the first patch, None: no attention loss."""
     x, y = batch.x.detach().requires_grad_(), batch.y
     with torch.enable_grad():
         logits, maps = patch_attention(model, x, NAME)
         loss = ce(logits, y)
-        aims = [loss] if first is None else [loss, *(attention_paid(maps[block], first) for block in early(len(maps)))]
-        gradients = [input_gradient(aim, x, keep_graph=True) for aim in aims]
-    journal.passes(batch.index, 1, len(aims))
-    return Misled(loss.detach(), misclassified(logits.detach(), y), gradients)
+        losses = [loss]
+        if first is not None:
+            losses += [log_attention(maps[block], first) for block in attention_blocks(len(maps))]
+        gradients = [input_gradient(each, x, keep_graph=True) for each in losses]
+    journal.passes(batch.index, 1, len(losses))
+    return LossesAndGrads(loss.detach(), misclassified(logits.detach(), y), gradients)
 
 
-def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:
+def log_attention(attention: Tensor, patch: Tensor) -> Tensor:
     """(B,): J of Patch-Fool, the log of the attention (B, queries, rows, columns) to a patch, mean over queries.
 
     If patches are not aligned with tokens, a token counts by the share of its pixels inside the patch.
@@ -149,11 +151,11 @@ def attention_paid(attention: Tensor, patch: Tensor) -> Tensor:
     share = F.adaptive_avg_pool2d(
         patch.to(attention.dtype), (attention.shape[2], attention.shape[3])
     )  # (B, 1, rows, columns)
-    paid = (attention * share).sum((2, 3)).clamp(min=torch.finfo(attention.dtype).tiny)
-    return paid.log().mean(1)
+    total = (attention * share).sum((2, 3)).clamp(min=torch.finfo(attention.dtype).tiny)
+    return total.log().mean(1)
 
 
-def early(depth: int) -> list[int]:
+def attention_blocks(depth: int) -> list[int]:
     """The blocks with an attention loss: the first half except the first one; in very shallow models the first."""
     return list(range(1, depth // 2)) or [0]
 

@@ -2,7 +2,7 @@
 
 from bastion.corruptions.apply import VERSION, check_name, corrupt
 from bastion.corruptions.parameters import COMMON, EXTRA, NAMES, PROCEDURAL, SEVERITIES, ParameterSet
-from bastion.corruptions.sequences import PERTURBATIONS, Perturbation, frames
+from bastion.corruptions.sequences import PERTURBATIONS, PerturbationName, frames
 
 __all__ = [
     "COMMON",
@@ -13,7 +13,7 @@ __all__ = [
     "SEVERITIES",
     "VERSION",
     "ParameterSet",
-    "Perturbation",
+    "PerturbationName",
     "check_name",
     "corrupt",
     "frames",

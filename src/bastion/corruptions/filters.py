@@ -78,7 +78,7 @@ def enlarge(x: Tensor, factor: float) -> Tensor:
 
 
 def enlarge_transposed(x: Tensor, factor: float) -> Tensor:
-    """As `enlarge`, for a transposed image: copying whole rows is faster than copying single pixels."""
+    """Like `enlarge`, for a transposed image: copying whole rows is faster than copying single pixels."""
     wide = select_rows(x, *_enlarged_places(x.shape[-2], factor)).mT.contiguous()
     return select_rows(wide, *_enlarged_places(x.shape[-1], factor))
 

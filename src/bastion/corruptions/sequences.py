@@ -19,7 +19,7 @@ from bastion.corruptions.spatter import splashed
 from bastion.corruptions.weather import brightness, snow_layer, snowed
 from bastion.errors import BastionError, did_you_mean
 
-Perturbation = Literal[
+PerturbationName = Literal[
     "gaussian_noise",
     "shot_noise",
     "motion_blur",
@@ -36,7 +36,7 @@ Perturbation = Literal[
     "spatter",
     "shear",
 ]
-PERTURBATIONS: tuple[str, ...] = get_args(Perturbation)
+PERTURBATIONS: tuple[str, ...] = get_args(PerturbationName)
 LENGTH = 31  # frames of a sequence, except `translate`, and `motion_blur` of CIFAR-10-P
 _ROUNDED = ("motion_blur", "tilt")  # rounded to 8 bits, as by ImageMagick and OpenCV; the others are truncated
 

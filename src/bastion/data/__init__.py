@@ -1,4 +1,4 @@
-"""Data sets by name, and how to get them."""
+"""Data sets: the registry, and how to get them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bastion.types import DataSet
 
 datasets: Registry[DataSet] = Registry("data set", __name__, DataSet, finish=corrupted)
 
-# name -> get(source): fetch the data set, or take it from the file or folder `source`, and store it.
+# name -> get(source): download the data set, or read the file or folder `source`, and store it in the cache.
 acquirers: dict[str, Callable[[Path | None], Path]] = {}
 
 
 def cache_folder() -> Path:
-    """Where downloaded data sets are kept."""
+    """Return the folder of downloaded data sets."""
     return Path(os.environ.get("BASTION_DATA") or Path.home() / ".cache" / "bastion").expanduser()

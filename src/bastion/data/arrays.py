@@ -1,4 +1,4 @@
-"""Data sets that fit in memory: a `Split` over uint8 arrays, and the one checked file each is stored in."""
+"""Data sets in memory: a `Split` over uint8 arrays, and the checksummed file that each is stored in."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from PIL import Image
 from torch import Tensor
 
 from bastion.data import cache_folder, datasets
-from bastion.data.split import carve
+from bastion.data.split import train_val_split
 from bastion.errors import BastionError
 from bastion.storage import Arrays, fingerprint, is_file, read_arrays, remove_leftovers, sha256, write_arrays
 from bastion.types import Batch, DataSet
 
 Pixels = NDArray[np.uint8]  # (N, H, W, C)
 
-# What a stored data set consists of: all uint8, images as (N, H, W, C), labels as (N,).
+# Arrays of a stored data set: all uint8, images (N, H, W, C), labels (N,).
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
-# name -> verify(): check what is stored of the data set; the SHA-256 of each array of it.
+# name -> verify(): check the stored data set and return the SHA-256 of each array.
 verifiers: dict[str, Callable[[], dict[str, str]]] = {}
 
 
 class ArraySplit:
-    """Some rows of an array of images, which splits share and never copy. An example's index is its row."""
+    """Rows of an array of images, which splits share without copying. An example's index is its row."""
 
     def __init__(self, images: Pixels, labels: NDArray[Any], rows: Tensor | None = None) -> None:
         self._images = images
@@ -51,12 +51,12 @@ class ArraySplit:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of every picture."""
+        """(C, H, W) of every image."""
         height, width, channels = self._images.shape[1:]
         return channels, height, width
 
     def pixels(self, positions: Tensor) -> Tensor:
-        """uint8 (B, C, H, W)."""
+        """Return uint8 (B, C, H, W)."""
         stored = torch.from_numpy(self._images[self.index[positions].numpy()])
         return stored.permute(0, 3, 1, 2).contiguous()
 
@@ -75,14 +75,14 @@ class ArraySplit:
 
 @dataclass(frozen=True)
 class ArrayData:
-    """What is known of a data set before its arrays are read, and how to tell the right ones."""
+    """Metadata of a data set, and the checksums of its arrays."""
 
     name: str
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    # SHA-256 of each of PARTS. Empty where only the archive's checksum is known: what was decoded from the
-    # right archive is then recorded in the stored file, and later reads are held to that.
+    # SHA-256 of each of PARTS. Empty if only the archive's checksum is known: then the hashes of what was decoded
+    # from the right archive are recorded in the stored file, and checked by later reads.
     pinned: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,8 +92,8 @@ class ArrayData:
     def checked(
         self, arrays: Arrays, where: str, recorded: Mapping[str, str] | None = None, parts: Sequence[str] = PARTS
     ) -> Arrays:
-        """These arrays, if they are the data set, or these parts of it; `recorded` is what to go by where nothing is
-        pinned."""
+        """Return the arrays if their form, and the hashes of these parts, are right; `recorded` hashes are used if none
+        are pinned."""
         _check_form(arrays, len(self.classes), where)
         expected = self.pinned or recorded
         if expected is not None:
@@ -101,14 +101,14 @@ class ArrayData:
         return arrays
 
     def store(self, arrays: Arrays, where: str) -> Path:
-        """Write the file that `read` reads; nothing is written if the arrays are not the data set."""
+        """Write the file that `read` reads; raise without writing if the arrays are wrong."""
         checked = self.checked(arrays, where)
         remove_leftovers(self.path.parent, ".*.tmp")
         write_arrays(self.path, checked, metadata=digests(arrays))
         return self.path
 
     def read(self) -> Arrays:
-        """The stored arrays. Their hashes are checked each time, which takes 0.13 s for CIFAR-10."""
+        """Read the stored arrays and check their hashes, which takes 0.13 s for CIFAR-10."""
         if not is_file(self.path):
             raise BastionError(
                 f"data set '{self.name}' is not in {cache_folder()}; get it with `bastion data get {self.name}`"
@@ -122,7 +122,7 @@ class ArrayData:
             ) from error
 
     def intact(self) -> bool:
-        """Whether the right arrays are stored already."""
+        """Whether the right arrays are stored."""
         try:
             self.read()
         except BastionError:
@@ -133,11 +133,11 @@ class ArrayData:
         return digests(self.read())
 
     def data_set(self, arrays: Arrays) -> DataSet:
-        """The splits of arrays that have been checked."""
+        """Return the data set of checked arrays."""
         images, labels = arrays["train_images"], arrays["train_labels"]
-        train, val = carve(torch.from_numpy(labels))
+        train, val = train_val_split(torch.from_numpy(labels))
         height, width, channels = images.shape[1:]
-        known = dict(self.pinned) if len(labels) else {}  # without images for training it is other data
+        known = dict(self.pinned) if len(labels) else {}  # without training images the fingerprint must differ
         return DataSet(
             name=self.name,
             classes=self.classes,
@@ -152,8 +152,8 @@ class ArrayData:
 
 
 def verify(name: str) -> dict[str, str]:
-    """Check what is stored of a data set; the SHA-256 of each array that was checked."""
-    datasets.factory(name)  # an unknown name is an error, and all modules have now registered themselves
+    """Check the stored data set and return the SHA-256 of each array."""
+    datasets.factory(name)  # raises for an unknown name, and imports all modules
     if name not in verifiers:
         raise BastionError(f"data set '{name}' stores nothing to verify; these do: {', '.join(sorted(verifiers))}")
     return verifiers[name]()

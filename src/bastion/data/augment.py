@@ -1,8 +1,8 @@
-"""Training images: timm's transforms, with every example's randomness fixed by (seed, epoch, index).
+"""Training augmentation: timm's transforms, with every example's randomness fixed by (seed, epoch, index).
 
-Where crop and flip are all there is, a batch is shifted and mirrored as one tensor, not picture by picture.
+If there is only crop and flip, a batch is shifted and mirrored as one tensor, not image by image.
 
-A progressive recipe starts with crop and flip alone; all else grows to full strength in its first epochs, as heavy
+A progressive recipe starts with crop and flip only; all else grows to full strength in its first epochs, as heavy
 augmentation from the start can keep adversarially trained ViTs from learning (Bai et al. 2021).
 """
 
@@ -30,35 +30,35 @@ from bastion.types import Batch, DataSet
 
 CIFAR10 = "cifar10"  # the policy that Cubuk et al. 2019 found on CIFAR-10, which torchvision has and timm lacks
 
-# RandAugment's operations that a smaller magnitude makes stronger, and those that are felt at magnitude 0 too.
+# RandAugment's operations that get stronger with a smaller magnitude, and those with an effect at magnitude 0.
 REVERSED = {"Posterize", "PosterizeOriginal", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
 ABRUPT = {"AutoContrast", "Equalize", "Invert", "PosterizeIncreasing", "Desaturate", "GaussianBlur"}
 
 
 def strength(augment: Augment, epoch: int) -> float:
-    """From 0 at the start to 1 after `progressive` epochs, the same all through an epoch."""
+    """Return the strength, from 0 at the start to 1 after `progressive` epochs, constant within an epoch."""
     return min(1.0, epoch / augment.progressive) if augment.progressive else 1.0
 
 
 class TrainingTransform:
-    """Crop, flip, jitter, policy and erasing, as the recipe says for an epoch."""
+    """Crop, flip, jitter, policy and erasing, at the strength of an epoch."""
 
     def __init__(self, augment: Augment, data: DataSet) -> None:
         self.augment, self.data = augment, data
         self._chains: dict[float, _Chain] = {}
-        for epoch in (0, 1, math.ceil(augment.progressive)):  # what cannot be made is told now
+        for epoch in (0, 1, math.ceil(augment.progressive)):  # raises now if timm cannot make one
             self.chain(epoch)
 
     def __call__(self, image: Image, epoch: int) -> Tensor:
-        """A stored picture to a float (C, H, W) in [0, 1]. Draws from the global generators: reseed them before."""
+        """Transform an image to float (C, H, W) in [0, 1]. Uses the global generators: reseed them before."""
         return self.chain(epoch)(image)
 
     def shift(self, epoch: int) -> Shift | None:
-        """If it is all that is done to pictures that have the right size already."""
+        """Return the shift if it is the only augmentation of images of the right size, else None."""
         return self.chain(epoch).shift
 
     def patchwise(self, epoch: int) -> PatchTransform | None:
-        """What is done to a batch after all else."""
+        """Return the patch-wise augmentation, which is applied last, to a batch."""
         return self.chain(epoch).patchwise
 
     def chain(self, epoch: int) -> _Chain:
@@ -70,17 +70,17 @@ class TrainingTransform:
 
 @dataclass(frozen=True)
 class Shift:
-    """Images moved by up to `reach` pixels each way, black coming in, and some of them mirrored."""
+    """Random crop of a batch with `reach` pixels of black padding, and horizontal flip."""
 
     reach: int
     hflip: float
 
     def __call__(self, x: Tensor, index: Tensor, *, seed: int, draw: rng.Draw) -> Tensor:
         batch, _, height, width = x.shape
-        down, right, luck = rng.uniform(seed, index, draw, (3,)).unbind(1)
+        down, right, flip = rng.uniform(seed, index, draw, (3,)).unbind(1)
         top, left = ((each * (2 * self.reach + 1)).long()[:, None] for each in (down, right))
         across = torch.arange(width).expand(batch, width)
-        columns = left + torch.where(luck[:, None] < self.hflip, across.flip(1), across)
+        columns = left + torch.where(flip[:, None] < self.hflip, across.flip(1), across)
         rows = top + torch.arange(height)
         pixels = F.pad(x, [self.reach] * 4).permute(0, 2, 3, 1)
         moved = pixels[torch.arange(batch)[:, None, None], rows[:, :, None], columns[:, None, :]]
@@ -88,7 +88,7 @@ class Shift:
 
 
 class _Chain:
-    """What is done to an image at one strength; crop and flip know none."""
+    """The transform of an image at one strength, which crop and flip do not depend on."""
 
     def __init__(self, augment: Augment, data: DataSet, strength: float) -> None:
         height, width = data.shape[1:]
@@ -104,7 +104,7 @@ class _Chain:
                 color_jitter=(not of_cifar and strength * augment.color_jitter) or None,
                 auto_augment=augment.auto_augment if strength and not of_cifar else None,
                 interpolation="bicubic",
-                mean=data.mean,  # the fill colour of auto-augment; nothing is normalised here
+                mean=data.mean,  # fill colour of auto-augment; nothing is normalised here
                 normalize=False,
             ).transforms
         except (AssertionError, LookupError, TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ class _Chain:
         if of_cifar and strength:
             grey = [round(255 * channel) for channel in data.mean]
             policy = transforms.AutoAugment(transforms.AutoAugmentPolicy.CIFAR10, fill=grey)
-            steps.insert(-1, policy)  # the last step makes a tensor of the picture
+            steps.insert(-1, policy)  # the last step converts to a tensor
         self.shift: Shift | None = None
         if augment.crop != "resized":
             plain = not (strength and (augment.color_jitter or augment.auto_augment or augment.erasing))
@@ -139,7 +139,7 @@ class _Chain:
 
 
 def _operations(steps: list[Any]) -> list[policies.AugmentOp]:
-    """Of the policy, if there is one among the steps."""
+    """Return the operations of the policy, if there is one."""
     for step in steps:
         if isinstance(step, policies.RandAugment | policies.AugMixAugment):
             return list(step.ops)
@@ -149,13 +149,13 @@ def _operations(steps: list[Any]) -> list[policies.AugmentOp]:
 
 
 def posterize(image: Image, bits: int, **_: Any) -> Image:
-    """timm's. Policies may ask to keep no bits at all: older Pillows made a black image of that, newer ones refuse."""
+    """timm's posterize; 0 bits give a black image, as in older Pillows, where newer ones raise."""
     posterized: Image = policies.posterize(image, bits) if bits > 0 else new(image.mode, image.size)
     return posterized
 
 
 def _weaken(steps: list[Any], strength: float, policy: str) -> None:
-    """RandAugment at a part of its magnitude; what is felt at magnitude 0 too also comes more seldom."""
+    """Scale RandAugment's magnitude, and the probability of operations with an effect at magnitude 0."""
     if not any(isinstance(step, policies.RandAugment) for step in steps):
         raise BastionError(
             f"augment.progressive: the policy '{policy}' has no magnitude that could grow; take one of RandAugment, "
@@ -171,7 +171,7 @@ def _weaken(steps: list[Any], strength: float, policy: str) -> None:
 
 
 class _Fit:
-    """Any picture to one size: the shorter side resized, the centre kept. Leaves pictures of that size alone."""
+    """Resize the shorter side and crop the centre; images of the right size are unchanged."""
 
     def __init__(self, height: int, width: int) -> None:
         self.size = (width, height)
@@ -183,8 +183,8 @@ class _Fit:
 
 
 class _Erase:
-    """timm's RandomErasing with noise of the data's own mean and std. It fills with a standard normal, which
-    suits normalised images; erasing a sheet of NaN shows where and with what, and keeps the pixels in [0, 1]."""
+    """timm's RandomErasing with noise of the data's mean and std, clipped to [0, 1]. timm fills with a standard normal,
+    for normalised images; erasing a tensor of NaN gives the positions and the noise."""
 
     def __init__(self, probability: float, data: DataSet) -> None:
         self.eraser = RandomErasing(probability, mode="pixel", device="cpu")
@@ -197,7 +197,7 @@ class _Erase:
 
 
 def mixing(augment: Augment, num_classes: int, batch: int) -> Callable[[Batch, int], Batch]:
-    """MixUp and CutMix over a batch in an epoch; labels become soft. Draws from numpy's generator: reseed it before."""
+    """Return MixUp and CutMix of a batch in an epoch, with soft labels. Uses numpy's generator: reseed it before."""
     if augment.mixup == 0 and augment.cutmix == 0:
         return lambda unchanged, _: unchanged
     if batch % 2:

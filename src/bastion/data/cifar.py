@@ -62,7 +62,7 @@ _PICKLED100 = ["cifar-100-python/train", "cifar-100-python/test"]
 
 
 def read_cifar10(path: Path) -> Arrays:
-    """The arrays of the official archive or of the npm package, whichever `path` is."""
+    """Read the arrays of the official archive or of the npm package."""
     members = read_members(path, {*_PICKLED, *_STRIPS, *_STRIP_LABELS})
     if members.keys() >= {*_PICKLED}:
         batches = [_unpickled_batch(members[name], b"labels", f"{path}: {name}") for name in _PICKLED]
@@ -81,7 +81,7 @@ def read_cifar10(path: Path) -> Arrays:
 
 
 def read_cifar100(path: Path) -> Arrays:
-    """The arrays of the official archive, with the fine labels."""
+    """Read the arrays of the official archive, with the fine labels."""
     members = read_members(path, _PICKLED100)
     if members.keys() != {*_PICKLED100}:
         raise BastionError(f"{path}: not cifar-100-python.tar.gz: it lacks {_first_lacking(members, _PICKLED100)}")
@@ -90,7 +90,7 @@ def read_cifar100(path: Path) -> Arrays:
 
 
 def _read_published_cifar100(path: Path) -> Arrays:
-    """As `read_cifar100`, of the published archive only: its checksum is what we know of the pixels."""
+    """Like `read_cifar100`, but only for the published archive, as only its checksum is known."""
     if (got := file_md5(path)) != _CIFAR100_MD5:
         raise BastionError(f"{path}: MD5 {got}, expected {_CIFAR100_MD5}: not the published archive")
     return read_cifar100(path)
@@ -106,7 +106,7 @@ def _unpickled_batch(content: bytes, labels_key: bytes, where: str) -> tuple[Pix
 
 
 def _strip(content: bytes, where: str) -> Pixels:
-    """Images of a picture with one row of 32 * 32 pixels for each."""
+    """Decode a picture with one image of 32 x 32 pixels per row."""
     pixels = np.asarray(decode_picture(io.BytesIO(content), where, ("PNG",)))
     if pixels.shape[1] != 32 * 32:
         raise BastionError(f"{where}: expected a picture 1024 pixels wide, got {pixels.shape[1]}")

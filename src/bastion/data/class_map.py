@@ -1,4 +1,4 @@
-"""Which of a model's outputs the class folders of a data set are."""
+"""Maps class folders of a data set to outputs of a model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MAPS = ("imagenet",)
 
 
 def class_columns(class_map: str, folders: Sequence[str], root: Path) -> tuple[int, ...]:
-    """The column of each folder: in ImageNet's order of classes (`imagenet`), or as a file says.
+    """Return the output column of each folder: in ImageNet's order of classes (`imagenet`), or from a file.
 
     ImageNet's classes may be WordNet ids (n01440764), numbers (0000, 0) or names (tench). A file is JSON
-    `{"folder": column}`, or has lines of a folder and its column with a comma or blanks between.
+    `{"folder": column}`, or has lines of a folder and its column, separated by a comma or blanks.
     """
     known = _imagenet() if class_map in MAPS else _read(Path(class_map).expanduser())
     what = "ImageNet class" if class_map in MAPS else f"folder of {class_map}"
     found = [known.get(folder, known.get(_plain(folder)) if class_map in MAPS else None) for folder in folders]
-    strange = [folder for folder, column in zip(folders, found, strict=True) if column is None]
-    if strange:
-        some = ", ".join(strange[:5]) + (" …" if strange[5:] else "")
+    unknown = [folder for folder, column in zip(folders, found, strict=True) if column is None]
+    if unknown:
+        some = ", ".join(unknown[:5]) + (" …" if unknown[5:] else "")
         raise BastionError(
-            f"class_map: {root}: {len(strange)} of {len(folders)} class folders are no {what}: {some}; "
+            f"class_map: {root}: {len(unknown)} of {len(folders)} class folders are no {what}: {some}; "
             "rename or remove them, or give a file with all of them"
         )
     columns = tuple(column for column in found if column is not None)
@@ -45,7 +45,7 @@ def class_columns(class_map: str, folders: Sequence[str], root: Path) -> tuple[i
 
 @cache
 def _imagenet() -> dict[str, int]:
-    """Columns by WordNet id, by number with any leading zeros, and by name where one class alone has it."""
+    """Return columns by WordNet id, by number with any leading zeros, and by name if it is unique."""
     info = ImageNetInfo("imagenet-1k")
     ids = {name: column for column, name in enumerate(info.label_names())}
     numbers = {f"{column:0{digits}}": column for column in ids.values() for digits in range(1, 6)}
@@ -57,7 +57,7 @@ def _imagenet() -> dict[str, int]:
 
 
 def _plain(name: str) -> str:
-    """`English_springer` and `english springer` are the same name."""
+    """Normalise a name: `English_springer` becomes `english springer`."""
     return re.sub(r"[\W_]+", " ", name).strip().lower()
 
 

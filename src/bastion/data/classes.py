@@ -1,4 +1,4 @@
-"""A data set with some of its classes only."""
+"""Selects some classes of a data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bastion.types import Batch, DataSet, Split
 
 
 class SomeClasses:
-    """The images of a split whose class has a new number; -1: it has none. They keep their index."""
+    """The images of a split whose class is selected (has a new number, not -1). They keep their index."""
 
     def __init__(self, split: Split, numbers: Tensor) -> None:
         self._numbers = numbers  # (K,) of the old classes
@@ -38,8 +38,8 @@ class SomeClasses:
         return SomeClasses(self._split.subset(positions), self._numbers)
 
 
-def only(data: DataSet, names: Sequence[str]) -> DataSet:
-    """The same data set with these classes, in this order."""
+def select_classes(data: DataSet, names: Sequence[str]) -> DataSet:
+    """Return the data set with these classes only, in this order."""
     for name in names:
         if name not in data.classes:
             raise BastionError(f"data set '{data.name}': no class '{name}'{did_you_mean(name, data.classes)}")

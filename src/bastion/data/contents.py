@@ -1,4 +1,4 @@
-"""What is in picture files, as one hash: another picture under the same name is other data."""
+"""Hashes the contents of picture files, so that changed pictures count as other data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bastion.progress import bar
 
 
 def contents_digest(folder: Path, paths: Sequence[str]) -> str:
-    """SHA-256 over these files of a folder. A file is read once, and again when its size, times or inode change."""
+    """Return the SHA-256 over these files. Hashes are cached until a file's size, times or inode change."""
     cache = cache_folder() / "contents" / f"{storage.fingerprint(str(folder.resolve()))}.json"
     known: dict[str, list[object]] = {}
-    with suppress(BastionError):  # there is none yet, or it is damaged
+    with suppress(BastionError):  # no cache yet, or damaged
         stored = storage.read_json(cache)
         known = {path: state for path, state in stored.items() if isinstance(state, list)}
     found, total = {}, hashlib.sha256()
@@ -33,7 +33,7 @@ def contents_digest(folder: Path, paths: Sequence[str]) -> str:
 
 
 def _digest(path: Path, known: list[object] | None) -> list[object]:
-    """Size, times and inode of a file, then the SHA-256 of its bytes."""
+    """Return size, times and inode of a file, then the SHA-256 of its bytes."""
     with storage.reading(path):
         stat = path.stat()
     state: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]

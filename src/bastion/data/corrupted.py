@@ -1,4 +1,4 @@
-"""Any data set under a common corruption: keys that every data set takes."""
+"""Applies a common corruption to any data set: keys that every data set takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bastion.types import Batch, DataSet, Split
 
 @dataclass(frozen=True)
 class Corruption:
-    """Which one, and how. Its random numbers are always the same: the corrupted images are data."""
+    """A corruption and its settings. Its random numbers are fixed, as the corrupted images are data."""
 
     name: str
     severity: int
@@ -35,7 +35,7 @@ class Corruption:
 
 
 class CorruptedSplit:
-    """The images of a split, corrupted when they are asked for."""
+    """The images of a split, corrupted on access."""
 
     def __init__(self, split: Split, corruption: Corruption) -> None:
         self._split, self._corruption = split, corruption
@@ -45,7 +45,7 @@ class CorruptedSplit:
         return len(self._split)
 
     def image(self, position: int) -> Image.Image:
-        """As it is measured: corruptions are for images of one size."""
+        """Return the image at the size it is measured at, as corruptions need images of one size."""
         pixels = (self.batch([position]).x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 

@@ -1,4 +1,4 @@
-"""A download over HTTP that goes on where it broke off, and ends whatever the server does."""
+"""HTTP download that resumes after interruptions and never hangs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bastion.errors import BastionError
 from bastion.progress import bar
 
 _TIMEOUT = 10.0  # seconds between two packets
-_PATIENCE = 60.0  # seconds until the server's first word, and until _LEAST more bytes
-_LEAST = 1 << 12  # bytes, of a try that counts
-_MOST = 1 << 30  # bytes of a file: several times what the data sets here have
+_PATIENCE = 60.0  # seconds until the response, and for each further _LEAST bytes
+_LEAST = 1 << 12  # bytes that a try must bring to be followed by another
+_MOST = 1 << 30  # bytes of a file, several times the largest one here
 _CHUNK = 1 << 18
 
 
 def part_of(path: Path) -> Path:
-    """Where what is not yet complete is kept."""
+    """Return the path of the partial download."""
     return path.with_name(f"{path.name}.part")
 
 
 def download(url: str, path: Path, *, md5: str | None = None) -> Path:
-    """Fetch `url` to `path`, which appears only when it is complete.
+    """Fetch `url` to `path`, which is created only when it is complete.
 
-    Bytes already in `path`.part are not fetched again, be they of this call or of an earlier process. As long
-    as a try brings new bytes another follows; the first that brings hardly any is the end, and its cause is told.
+    Bytes already in `path`.part, from this or an earlier call, are not fetched again. It retries as long as a try
+    brings new bytes, and raises the cause of the first that brings hardly any.
     """
     part = part_of(path)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -53,36 +53,36 @@ def download(url: str, path: Path, *, md5: str | None = None) -> Path:
 
 
 def file_md5(path: Path) -> str:
-    """The checksum that data sets were published with: against accidents, not against forgers."""
+    """Return the MD5, which data sets were published with: it detects accidents, not forgery."""
     with storage.opened(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _check_md5(part: Path, expected: str | None, url: str) -> None:
     if expected is not None and (got := file_md5(part)) != expected:
-        part.unlink()  # or the next try would go on from the wrong bytes
+        part.unlink()  # or the next call would resume from the wrong bytes
         raise BastionError(f"{url}: MD5 {got}, expected {expected}: not the published file")
 
 
 def _fetch_rest(url: str, part: Path) -> bool:
-    """Append to `part` what it lacks; whether it is complete now."""
+    """Append the missing bytes to `part`; return whether it is complete."""
     done = _size(part)
     try:
-        response = _asked(Request(url, headers=_headers(done)))
+        response = _open(Request(url, headers=_headers(done)))
     except HTTPError as error:
         with error:
             if error.code != 416 or not done:
                 raise
-            if _total(error.headers.get("Content-Range")) == done:  # nothing lies after the bytes that we have
+            if _total(error.headers.get("Content-Range")) == done:  # we have all bytes
                 return True
-        part.unlink()  # longer than the file is now: the bytes of something else
+        part.unlink()  # longer than the file: not the same file
         return _fetch_rest(url, part)
     with response:
         return _receive(response, part, done)
 
 
 def _receive(response: HTTPResponse, part: Path, done: int) -> bool:
-    if response.status != 206:  # the server sends everything from the start, whatever was asked for
+    if response.status != 206:  # the server ignores the range and sends everything
         done = 0
     elif not (got := response.headers.get("Content-Range", "")).startswith(f"bytes {done}-"):
         raise HTTPException(f"asked for the bytes from {done} on, the server sends '{got}'")
@@ -99,7 +99,7 @@ def _receive(response: HTTPResponse, part: Path, done: int) -> bool:
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    """The body as it comes. A server that sends a byte now and then would never run into a time limit of its own."""
+    """Yield the body; raise if it is too slow, as a socket timeout never ends a server that sends byte by byte."""
     since, got = time.monotonic(), 0
     while chunk := response.read1(_CHUNK):
         yield chunk
@@ -110,24 +110,24 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
             raise TimeoutError(f"the server sent {got:,} bytes in {_PATIENCE:.0f} seconds")
 
 
-def _asked(request: Request) -> HTTPResponse:
-    """The server's answer up to its headers, which it might send byte by byte, too: in a thread that can be left."""
-    answers: SimpleQueue[HTTPResponse | Exception] = SimpleQueue()
+def _open(request: Request) -> HTTPResponse:
+    """Return the response after its headers, read in a thread that can be abandoned if the server is too slow."""
+    responses: SimpleQueue[HTTPResponse | Exception] = SimpleQueue()
 
-    def ask() -> None:
+    def fetch() -> None:
         try:
-            answers.put(urlopen(request, timeout=_TIMEOUT))
+            responses.put(urlopen(request, timeout=_TIMEOUT))
         except Exception as error:
-            answers.put(error)
+            responses.put(error)
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=fetch, daemon=True).start()
     try:
-        answer = answers.get(timeout=_PATIENCE)
+        response = responses.get(timeout=_PATIENCE)
     except Empty:
         raise TimeoutError(f"the server did not answer in {_PATIENCE:.0f} seconds") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    if isinstance(response, Exception):
+        raise response
+    return response
 
 
 def _headers(done: int) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _headers(done: int) -> dict[str, str]:
 
 
 def _total(content_range: str | None) -> int | None:
-    """The N of `bytes */N`."""
+    """Return the N of `bytes */N`."""
     total = (content_range or "").rpartition("/")[2]
     return int(total) if total.isdecimal() else None
 

@@ -46,7 +46,7 @@ FASHION_MNIST = ArrayData(
 
 
 def read_fashion_mnist(path: Path) -> Arrays:
-    """The arrays of a folder with the four IDX files, or of the Debian package's .deb file."""
+    """Read the arrays of a folder with the four IDX files, or of the Debian package's .deb file."""
     if path.suffix == ".deb":
         with tempfile.TemporaryDirectory() as scratch:
             run(["dpkg-deb", "-x", str(path.absolute()), scratch], Path(scratch))

@@ -1,4 +1,4 @@
-"""Data sets that everybody keeps as a folder of class folders, by name: in `root`, or in `$BASTION_DATA/NAME`."""
+"""Named data sets that are folders of class folders, in `root` or in `$BASTION_DATA/NAME`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bastion import rng
 from bastion.data import cache_folder, datasets
-from bastion.data.classes import only
+from bastion.data.classes import select_classes
 from bastion.data.imagefolder import imagefolder
 from bastion.data.known import SIZES
 from bastion.errors import BastionError
@@ -41,7 +41,7 @@ def imagenet_100(
     """100 classes of ImageNet: those named, or a random choice.
 
     `root` holds them, or all of ImageNet; without it `$BASTION_DATA/imagenet-100` or `$BASTION_DATA/imagenet` does.
-    The choice is bastion's own and always the same. Every paper drew another: to have a paper's, name its `classes`.
+    The choice is bastion's own and fixed. Papers differ in theirs: to use a paper's, give its `classes`.
     With `class_map: imagenet` models of ImageNet's 1,000 classes are measured on these.
     """
     if classes and len(classes) != 100:
@@ -57,7 +57,7 @@ def imagenet_100(
         elsewhere=("imagenet",),
     )
     drawn = rng.permutation(0, "imagenet-100", len(data.classes))[:100].sort().values.tolist()
-    return only(data, classes or [data.classes[number] for number in drawn])
+    return select_classes(data, classes or [data.classes[number] for number in drawn])
 
 
 @datasets.register("imagenette")
@@ -109,7 +109,7 @@ def _folder(
     expected: range | None = None,
     elsewhere: tuple[str, ...] = (),
 ) -> DataSet:
-    """The folder under the data set's name, if its number of classes is one that is expected."""
+    """Return the folder as a data set of this name; raise if its number of classes is unexpected."""
     home = root or _home(name, elsewhere, test_folder or "val")
     data = imagefolder(home, size, crop_pct, test_folder, class_map=class_map, subset=subset)
     right = expected or range(SIZES[name].classes, SIZES[name].classes + 1)
@@ -122,7 +122,7 @@ def _folder(
 
 
 def _home(name: str, elsewhere: tuple[str, ...], test_folder: str) -> str:
-    """The folder in the cache that has this name, or one of the others."""
+    """Return the folder in the cache with this name, or one of the others."""
     places = [cache_folder() / place for place in (name, *elsewhere)]
     for place in places:
         if place.is_dir():

@@ -1,4 +1,4 @@
-"""What a user has as data, as a data set: tensors, arrays or lists, a torch Dataset or DataLoader, a folder, a name.
+"""Converts a user's data to a data set: tensors, arrays, lists, a torch Dataset or DataLoader, a folder, a name.
 
 as_data((x, y))                                  # images (N, C, H, W) or (N, H, W, C), in [0, 1] or bytes; labels
 as_data(torchvision.datasets.SVHN("data"))       # a torch Dataset of (image, label)
@@ -27,11 +27,11 @@ from bastion.recipe_yaml import read_value
 from bastion.storage import is_folder, sha256
 from bastion.types import Batch, DataSet, Split
 
-NORMALISED = 0.05  # an image this far outside of [0, 1] was normalised, not rounded
+NORMALISED = 0.05  # outside [0, 1] by more than this: normalised, not rounded
 
 
 class TensorSplit:
-    """Float images as they were given, not rounded to bytes."""
+    """A split of float images, not rounded to bytes."""
 
     def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
         self.x, self.labels = x, y
@@ -59,9 +59,9 @@ class TensorSplit:
 def as_data(
     given: Any, *, num_classes: Callable[[Tensor], int | None] = lambda _: None, limit: int | None = None
 ) -> DataSet | dict[str, Any]:
-    """A data set, or the spec of one. Of examples that are given one by one, the first `limit` are taken.
+    """Return a data set, or the spec of one. Of a Dataset or DataLoader the first `limit` examples are read.
 
-    `num_classes` tells of a model that it is run on an image of; else there are as many classes as the labels have.
+    `num_classes` returns the model's number of classes for an image; None: as many as the labels have.
     """
     if isinstance(given, DataSet):
         return given
@@ -87,7 +87,7 @@ def as_data(
 
 
 def from_tensors(x: Tensor, y: Tensor, *, num_classes: int | None = None, classes: Sequence[str] = ()) -> DataSet:
-    """Images (N, C, H, W) in [0, 1] and their labels as the test split of a data set."""
+    """Return a data set whose test split has these images (N, C, H, W) in [0, 1] and labels."""
     if not len(x):
         raise BastionError("data: there are no images")
     count = num_classes or int(y.max()) + 1
@@ -112,7 +112,7 @@ def from_tensors(x: Tensor, y: Tensor, *, num_classes: int | None = None, classe
 
 
 def images(given: Any) -> Tensor:
-    """float32 (N, C, H, W) in [0, 1], of tensors, arrays or lists; bytes are divided by 255."""
+    """Convert tensors, arrays or lists to float32 (N, C, H, W) in [0, 1]; bytes are divided by 255."""
     x = torch.stack([image(each) for each in given]) if isinstance(given, list | tuple) else _tensor(given, "images")
     if x.ndim == 3:
         raise BastionError(
@@ -126,7 +126,7 @@ def images(given: Any) -> Tensor:
 
 
 def image(given: Any) -> Tensor:
-    """One of them, (C, H, W); a PIL picture too."""
+    """Convert one image, also of PIL, to (C, H, W)."""
     if isinstance(given, Image.Image):
         given = np.array(given.convert("L" if given.mode in ("1", "L") else "RGB"))
     x = _tensor(given, "an image")
@@ -137,7 +137,7 @@ def image(given: Any) -> Tensor:
 
 
 def in_range(x: Tensor) -> Tensor:
-    """As float32 in [0, 1], or an error that says what the images seem to be."""
+    """Convert to float32 in [0, 1]; raise if the images seem to be normalised or not divided by 255."""
     if x.dtype == torch.uint8:
         return x.float().div_(255).contiguous()
     if not x.is_floating_point():
@@ -155,11 +155,11 @@ def in_range(x: Tensor) -> Tensor:
         raise BastionError(f"images: pixels are from {low:.3g} to {high:.3g}; divide them by 255")
     if high > 1 + NORMALISED or not (x.isfinite().all()):
         raise BastionError(f"images: pixels must be in [0, 1], got {low:.3g} to {high:.3g}")
-    return x.clamp(0, 1)  # rounding of a resize, say
+    return x.clamp(0, 1)  # such as rounding of a resize
 
 
 def labels(given: Any) -> Tensor:
-    """int64 (N,) of tensors, arrays or lists."""
+    """Convert tensors, arrays or lists to int64 (N,)."""
     y = _tensor(given, "labels")
     if y.ndim != 1:
         raise BastionError(f"labels: expected class numbers of shape (N,), got {tuple(y.shape)}")
@@ -176,7 +176,7 @@ def _tensor(given: Any, what: str) -> Tensor:
 
 
 def _items(given: Dataset[Any], limit: int | None) -> tuple[Tensor, Tensor]:
-    """Of a torch Dataset: one pair of image and label after another."""
+    """Read a torch Dataset of pairs of image and label."""
     if isinstance(given, IterableDataset):
         return _collected(itertools.islice(given, limit), limit)
     count = len(given) if limit is None else min(limit, len(given))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def _items(given: Dataset[Any], limit: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _rows(given: DataLoader[Any], limit: int | None) -> tuple[Tensor, Tensor]:
-    """Of a DataLoader: batches of images and labels."""
+    """Read a DataLoader of batches of images and labels."""
     pairs = ((image, label) for batch in given for image, label in zip(*_pair(batch), strict=False))
     return _collected(itertools.islice(pairs, limit), limit)
 
@@ -215,7 +215,7 @@ def _pair(given: Any) -> tuple[Any, Any]:
 
 
 def _as_bytes(x: Tensor, y: Tensor) -> ArraySplit | None:
-    """A quarter of the memory, where no pixel is lost by it."""
+    """Store as bytes, in a quarter of the memory, if that is exact; else None."""
     levels = (255 * x).round()
     if not torch.equal(levels / 255, x):
         return None
@@ -228,7 +228,7 @@ def _check_lengths(images: int, labels: int) -> None:
 
 
 def named_data(text: str) -> dict[str, Any]:
-    """`cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
+    """Parse `cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
     name, _, rest = text.partition(":")
     if not rest and is_folder(text):
         return {"name": "imagefolder", "root": text}

@@ -1,4 +1,4 @@
-"""MNIST's IDX files: four of them, plain or gzip, make a data set."""
+"""Reads MNIST's IDX files, plain or gzip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bastion.data.download import download, part_of
 from bastion.errors import BastionError
 from bastion.storage import Arrays
 
-_MOST_BYTES = 1 << 28  # five times what the largest of them has
+_MOST_BYTES = 1 << 28  # five times the largest of them
 
 # part of the data set -> its file, without .gz
 FILES = {
@@ -30,7 +30,7 @@ FILES = {
 
 
 def read_idx_folder(folder: Path, parts: Sequence[str] = PARTS) -> Arrays:
-    """These arrays of a folder with IDX files, images as (N, H, W, 1)."""
+    """Read these arrays of a folder with IDX files, images as (N, H, W, 1)."""
     if not storage.is_folder(folder):
         raise BastionError(f"{folder}: expected a folder with {FILES[parts[0]]}[.gz] …")
     arrays = {part: _read_idx(_plain_or_gz(folder, FILES[part])) for part in parts}
@@ -38,13 +38,13 @@ def read_idx_folder(folder: Path, parts: Sequence[str] = PARTS) -> Arrays:
 
 
 def has_training_files(folder: Path) -> bool:
-    """One of them is enough: where the other is missing, the folder is not meant for testing alone."""
+    """Whether there is any training file; if only one is missing, the folder is not meant as test-only."""
     return any((folder / f"{FILES[part]}{suffix}").is_file() for part in PARTS[:2] for suffix in ("", ".gz"))
 
 
 def from_site(site: str, md5: Mapping[str, str]) -> Callable[[Path], object]:
-    """Downloads the four .gz files of a site, each with its published MD5: all of them or no folder. What is there of
-    them waits in `folder`.part."""
+    """Return a function that downloads the four .gz files, each with its published MD5, to a folder. Until all of them
+    are there they are in `folder`.part."""
 
     def fetch(folder: Path) -> None:
         part = part_of(folder)
@@ -70,16 +70,16 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
     except (EOFError, zlib.error) as error:
         raise BastionError(f"{path}: not readable, or cut off ({error})") from error
     if len(content) > _MOST_BYTES:
-        raise BastionError(f"{path}: holds more than {_MOST_BYTES:,} bytes: not a file of MNIST or its kin")
+        raise BastionError(f"{path}: holds more than {_MOST_BYTES:,} bytes: not a file of MNIST or the like")
     return parse_idx(content, str(path))
 
 
 def parse_idx(content: bytes, where: str) -> NDArray[np.uint8]:
-    """An IDX file: two zero bytes, 8 for uint8, the number of dimensions, their sizes, the values."""
+    """Parse an IDX file: two zero bytes, 8 for uint8, the number of dimensions, their sizes, the values."""
     if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < (start := 4 + 4 * content[3]):
         raise BastionError(f"{where}: not an IDX file of bytes: it starts with '{content[:16].hex(' ')}'")
     shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
     values = np.frombuffer(content[start:], dtype=np.uint8)
     if len(values) != math.prod(shape):
         raise BastionError(f"{where}: cut off: it has {len(values):,} bytes for an array of shape {shape}")
-    return values.reshape(shape).copy()  # which torch may write to, unlike bytes
+    return values.reshape(shape).copy()  # writable, for torch

@@ -1,4 +1,4 @@
-"""Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech. Pictures are decoded on demand."""
+"""Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech. Pictures are decoded on access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bastion.data import datasets
 from bastion.data.class_map import class_columns
 from bastion.data.contents import contents_digest
 from bastion.data.picture import read_picture
-from bastion.data.split import carve
+from bastion.data.split import train_val_split
 from bastion.data.subset import read_subset, subset_rows
 from bastion.errors import BastionError, printable
 from bastion.progress import bar, console
@@ -38,8 +38,8 @@ _TEST_PERCENT = 20  # of each class, where the folder has no test part of its ow
 class Listing:
     """The pictures of one folder of class folders, in the order of the SHA-256 of their relative paths.
 
-    Alphabetical order would make the first N pictures all of the first class. In the order of a hash they are
-    a fair sample of all classes, the same one on every machine and whatever order the disk lists files in.
+    In alphabetical order the first N pictures would all be of the first class. In the order of a hash they are a random
+    sample of all classes, the same on every machine.
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class Listing:
 
 
 class FolderSplit:
-    """Some pictures of a listing. An example's index is its position in the whole listing."""
+    """Some pictures of a listing. An example's index is its position in the listing."""
 
     def __init__(self, listing: Listing, transform: Transform, rows: Tensor | None = None) -> None:
         self._listing = listing
@@ -83,13 +83,13 @@ class FolderSplit:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Which pictures are for what."""
+    """Listings of pictures, and their rows for each split."""
 
     train: Listing
-    learnt: Tensor
-    validated: Tensor
+    train_rows: Tensor
+    val_rows: Tensor
     test: Listing
-    tested: Tensor
+    test_rows: Tensor
 
 
 @datasets.register("imagefolder")
@@ -114,7 +114,7 @@ def imagefolder(
     For pictures that go as `extra` with others: `training_only` holds none of them back. `copies_of` names the root
     of the pictures that these are changed copies of, by the same relative paths but for the suffix (DeepAugment);
     those whose originals are held out of training are left out. Folders with exactly the same relative paths are
-    split alike without it too, but one copy too few is enough to change the split.
+    split the same way without it, but one missing copy is enough to change the split.
 
     For pictures that a model is only measured on: `test_only` takes all of them, those of `root` or of its test folder,
     for testing. `class_map` says which outputs of a model of more classes they are (see `class_map.py`), `subset`
@@ -130,9 +130,9 @@ def imagefolder(
         raise ValueError("test_only and subset say what is tested on: they do not go with training_only or copies_of")
     folder = Path(root).expanduser()
     if training_only or copies_of:
-        parts = _all_learnt(folder, copies_of)
+        parts = _training_only(folder, copies_of)
     else:
-        parts = _all_tested(folder, test_folder) if test_only else _split(folder, test_folder)
+        parts = _test_only(folder, test_folder) if test_only else _split(folder, test_folder)
     transform = create_transform(
         (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
     )
@@ -140,17 +140,17 @@ def imagefolder(
     if on_error == "skip":
         parts, skipped = _readable(parts, transform)
     columns = _columns(class_map, parts) if class_map else None
-    # Of paths and sizes: `digest` of the split that is measured tells what is in them.
+    # Paths and sizes only: `Split.digest` hashes the contents.
     content: list[Any] = [parts.train.files, parts.test.files, size, crop_pct]
-    if not len(parts.tested):
-        content.append(parts.learnt.tolist())  # which may follow from the originals
+    if not len(parts.test_rows):
+        content.append(parts.train_rows.tolist())  # may depend on the originals
     content += [{"skipped": skipped}] if skipped else []
     content += [{"test_only": True}] * test_only + [{"columns": columns}] * (columns is not None)
     if subset:
         paths, digest = read_subset(subset)
         files = parts.test.files
-        rows = {files[row][0]: row for row in parts.tested.tolist()}
-        parts = replace(parts, tested=subset_rows(paths, rows, parts.test.folder))
+        rows = {files[row][0]: row for row in parts.test_rows.tolist()}
+        parts = replace(parts, test_rows=subset_rows(paths, rows, parts.test.folder))
         content.append({"subset": digest})
     return DataSet(
         name="imagefolder",
@@ -158,62 +158,64 @@ def imagefolder(
         shape=(3, size, size),
         mean=IMAGENET_DEFAULT_MEAN,
         std=IMAGENET_DEFAULT_STD,
-        train=FolderSplit(parts.train, transform, parts.learnt),
-        val=FolderSplit(parts.train, transform, parts.validated),
-        test=FolderSplit(parts.test, transform, parts.tested),
+        train=FolderSplit(parts.train, transform, parts.train_rows),
+        val=FolderSplit(parts.train, transform, parts.val_rows),
+        test=FolderSplit(parts.test, transform, parts.test_rows),
         fingerprint=fingerprint(content),
         columns=columns,
     )
 
 
 def _split(root: Path, test_folder: str | None) -> _Parts:
-    """Pictures to train on, to validate with and to test on."""
+    """Split the pictures into training, validation and test."""
     train, used, rest = _training_folder(root)
     if train.folder == root:
         if test_folder is not None:
             raise BastionError(f"{root}: `test_folder` is given, but there is no folder `train` beside it")
-        test, tested = train, rest
+        test, test_rows = train, rest
     else:
         test = list_pictures(root / _test_name(root, test_folder))
-        tested = torch.arange(len(test.files))
+        test_rows = torch.arange(len(test.files))
         _check_classes(root, train, test)
-    learnt, validated = carve(train.labels[used])
-    return _Parts(train, used[learnt], used[validated], test, tested)
+    train_rows, val_rows = train_val_split(train.labels[used])
+    return _Parts(train, used[train_rows], used[val_rows], test, test_rows)
 
 
-def _all_learnt(root: Path, originals: str | None) -> _Parts:
-    """Pictures to train on only, without copies of what is held out of the originals."""
+def _training_only(root: Path, originals: str | None) -> _Parts:
+    """Use all pictures for training, except copies of originals that are held out."""
     listing = list_pictures(_training_root(root))
     rows, nothing = torch.arange(len(listing.files)), torch.empty(0, dtype=torch.long)
     if originals is not None:
         original, used, _ = _training_folder(Path(originals).expanduser())
-        learnt = set(used[carve(original.labels[used])[0]].tolist())
+        training = set(used[train_val_split(original.labels[used])[0]].tolist())
         known: dict[str, bool] = {}
         for row, (path, _) in enumerate(original.files):
-            known[_stem(path)] = row in learnt and known.get(_stem(path), True)
-        strange = [path for path, _ in listing.files if _stem(path) not in known]
-        if strange:
+            known[_stem(path)] = row in training and known.get(_stem(path), True)
+        unknown = [path for path, _ in listing.files if _stem(path) not in known]
+        if unknown:
             raise BastionError(
-                f"{listing.folder}: {len(strange)} pictures, such as {strange[0]}, have no original in "
+                f"{listing.folder}: {len(unknown)} pictures, such as {unknown[0]}, have no original in "
                 f"{original.folder}; remove them, or correct `copies_of`"
             )
         rows = rows[torch.tensor([known[_stem(path)] for path, _ in listing.files])]
     return _Parts(listing, rows, nothing, listing, nothing)
 
 
-def _all_tested(root: Path, test_folder: str | None) -> _Parts:
-    """All pictures of the class folders, or of the test folder if there is one, to test on."""
+def _test_only(root: Path, test_folder: str | None) -> _Parts:
+    """Use all pictures of the class folders, or of the test folder if there is one, for testing."""
     if not is_folder(root):
         raise BastionError(f"{root}: no such folder; it must be a folder of class folders")
-    parted = test_folder or any(is_folder(root / name) and _folders(root / name) for name in ("train", *_TEST_FOLDERS))
-    listing = list_pictures(root / _test_name(root, test_folder) if parted else root)
+    has_parts = test_folder or any(
+        is_folder(root / name) and _folders(root / name) for name in ("train", *_TEST_FOLDERS)
+    )
+    listing = list_pictures(root / _test_name(root, test_folder) if has_parts else root)
     nothing = torch.empty(0, dtype=torch.long)
     return _Parts(listing, nothing, nothing, listing, torch.arange(len(listing.files)))
 
 
 def _readable(parts: _Parts, transform: Transform) -> tuple[_Parts, list[str]]:
-    """Without pictures that cannot be decoded, which are counted and listed."""
-    used = {"learnt": parts.train, "validated": parts.train, "tested": parts.test}
+    """Leave out pictures that cannot be decoded; also return their paths."""
+    used = {"train_rows": parts.train, "val_rows": parts.train, "test_rows": parts.test}
     rows = {name: getattr(parts, name) for name in used}
     failed: list[str] = []
     with bar("decoding pictures", sum(map(len, rows.values()))) as advance:
@@ -235,8 +237,8 @@ def _readable(parts: _Parts, transform: Transform) -> tuple[_Parts, list[str]]:
 
 def _columns(class_map: str, parts: _Parts) -> tuple[int, ...]:
     columns = class_columns(class_map, parts.test.classes, parts.test.folder)
-    # A model that was trained on them has its classes in the order of the folders, and as many as one of the map's.
-    if len(parts.learnt) and sorted(columns) == list(range(len(columns))) != list(columns):
+    # A model trained on these folders has its classes in their order: with as many, the map would be ambiguous.
+    if len(parts.train_rows) and sorted(columns) == list(range(len(columns))) != list(columns):
         raise BastionError(
             f"class_map: {parts.test.folder}: its folders are all classes of the map, but in another order than those "
             "of the folders' names, in which a model would be trained; set test_only: true, which is for measuring"
@@ -249,15 +251,15 @@ def _stem(path: str) -> str:
 
 
 def _training_root(root: Path) -> Path:
-    """`root/train`, or `root` itself if it holds just class folders."""
+    """Return `root/train`, or `root` itself if it holds only class folders."""
     if not is_folder(root):
         raise BastionError(f"{root}: no such folder; it must be a folder of class folders")
-    # A `train` without folders in it holds pictures: of trains.
+    # A `train` without folders in it may be a class: pictures of trains.
     return root / "train" if is_folder(root / "train") and _folders(root / "train") else root
 
 
 def _training_folder(root: Path) -> tuple[Listing, Tensor, Tensor]:
-    """The listing for training, those rows of it that may be used, and those that are for testing."""
+    """Return the listing for training, its rows for training and validation, and its rows for testing."""
     listing = list_pictures(_training_root(root))
     if listing.folder == root:
         return listing, *_held_out(listing)
@@ -266,10 +268,10 @@ def _training_folder(root: Path) -> tuple[Listing, Tensor, Tensor]:
 
 def _check_classes(root: Path, train: Listing, test: Listing) -> None:
     if train.classes != test.classes:
-        lonely = sorted({*train.classes} ^ {*test.classes})
+        unmatched = sorted({*train.classes} ^ {*test.classes})
         raise BastionError(
             f"{root}: {train.folder.name} and {test.folder.name} must have the same class folders; in one of "
-            f"them only: {', '.join(lonely[:5])}{' …' if lonely[5:] else ''} ({len(lonely)} in all)"
+            f"them only: {', '.join(unmatched[:5])}{' …' if unmatched[5:] else ''} ({len(unmatched)} in all)"
         )
 
 
@@ -286,7 +288,7 @@ def _test_name(root: Path, given: str | None) -> str:
 
 
 def _held_out(listing: Listing) -> tuple[Tensor, Tensor]:
-    """Rows to train on, and the rows to test on: the first 20 % of each class, at least one picture."""
+    """Return rows to train on, and rows to test on: the first 20 % of each class, at least one picture."""
     held = torch.zeros(len(listing.files), dtype=torch.bool)
     for label, name in enumerate(listing.classes):
         members = (listing.labels == label).nonzero().flatten()
@@ -297,7 +299,7 @@ def _held_out(listing: Listing) -> tuple[Tensor, Tensor]:
 
 
 def list_pictures(folder: Path) -> Listing:
-    """Every picture below the class folders of `folder`; a class without any is an error."""
+    """List the pictures below the class folders of `folder`; a class without any is an error."""
     classes = _folders(folder)
     if not classes:
         raise BastionError(f"{folder}: no class folders in it; expected {folder}/CLASS/*.jpg")
@@ -329,7 +331,7 @@ def _is_dir(item: os.DirEntry[str]) -> bool:
 
 
 def _items(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and not hidden, by name."""
+    """Return the entries of a folder that are not hidden, sorted by name."""
     with reading(folder):
         items = sorted(
             (item for item in os.scandir(folder) if not item.name.startswith(".")), key=lambda item: item.name
@@ -341,9 +343,9 @@ def _items(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _pictures(root: Path, below: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
-    """Path relative to `root`, with forward slashes on every system, and size of the pictures in a folder.
+    """Yield the path relative to `root`, with forward slashes, and the size of each picture in a folder.
 
-    `above`: the folders that it lies in, as no link names them.
+    `above`: real paths of the enclosing folders, to detect links that form a cycle.
     """
     own = os.path.realpath(root / below)
     if own in above:

@@ -1,4 +1,4 @@
-"""What is known of data sets without their files: enough to plan a run on them."""
+"""Sizes of known data sets, to plan a run without their files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Size:
     test: int
     classes: int
     shape: tuple[int, int, int]  # as registered; data sets with an option `size` have that
-    about: str = ""  # what the numbers leave open
+    about: str = ""  # note on the numbers
 
 
 SIZES = {
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def outline(spec: Mapping[str, Any]) -> DataSet:
-    """The data set of a spec without its pictures: its lengths, classes and shape are right, classes taken as equal."""
+    """Return a data set without images: lengths, number of classes and shape are right for classes of equal size."""
     name = spec["name"]
     if name not in SIZES:
         raise BastionError(f"nothing is known of the data set '{name}' without its files{did_you_mean(name, SIZES)}")
@@ -50,15 +50,15 @@ def outline(spec: Mapping[str, Any]) -> DataSet:
         shape=(channels, side, side) if side else size.shape,
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
-        train=Unseen(name, size.train - val),
-        val=Unseen(name, val),
-        test=Unseen(name, size.test),
+        train=PlaceholderSplit(name, size.train - val),
+        val=PlaceholderSplit(name, val),
+        test=PlaceholderSplit(name, size.test),
         fingerprint=f"outline of {name}",
     )
 
 
-class Unseen:
-    """So many images that nobody can look at."""
+class PlaceholderSplit:
+    """A split with a length but no images."""
 
     def __init__(self, name: str, length: int) -> None:
         self.name = name
@@ -77,8 +77,8 @@ class Unseen:
     def digest(self) -> str:
         raise self._absent()
 
-    def subset(self, positions: Sequence[int]) -> Unseen:
-        return Unseen(self.name, len(positions))
+    def subset(self, positions: Sequence[int]) -> PlaceholderSplit:
+        return PlaceholderSplit(self.name, len(positions))
 
     def _absent(self) -> BastionError:
         return BastionError(f"data set '{self.name}': this is its outline, without pictures; get the data set itself")

@@ -1,4 +1,4 @@
-"""Training batches in an order and with an augmentation that no worker count or interruption changes."""
+"""Training batches whose order and augmentation do not depend on worker count or interruptions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from bastion.types import Batch
 
 
 class Key(NamedTuple):
-    """All that an augmented image depends on besides the seed."""
+    """Everything that an augmented image depends on besides the seed."""
 
     position: int
-    turn: int  # how often all images of its source had been used up before
+    turn: int  # number of earlier passes over its source
     copy: int
     epoch: int
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What a batch is made of: of each source so many images, copies counted."""
+    """Composition of a batch: images of each source, counting copies."""
 
     counts: tuple[int, ...]
     repeats: int  # copies of an image
-    steps: int  # of an epoch: until the data set's own images are used up, each copy counted as one
+    steps: int  # of an epoch: one pass over the data set's own images, counting copies
 
     @property
     def batch(self) -> int:
@@ -42,7 +42,7 @@ class BatchLayout:
 
 
 def batch_layout(pool: Pool, batch: int, repeats: int = 1) -> BatchLayout:
-    """Shares of a batch are rounded to whole images; the data set's own fill the rest."""
+    """Round the shares of a batch to whole images; the data set's own images fill the rest."""
     counts = [round(share * batch) for share in pool.shares]
     own = batch - sum(counts)
     if own < 1 or 0 in counts:
@@ -52,8 +52,8 @@ def batch_layout(pool: Pool, batch: int, repeats: int = 1) -> BatchLayout:
         )
     length = len(pool.sources[0])
     if length < own:
-        mend = "make it smaller" if length else "choose data to train on: this is only measured"
-        raise BastionError(f"batch: {own} is more than the {length} training images; {mend}")
+        hint = "make it smaller" if length else "choose data to train on: this is only measured"
+        raise BastionError(f"batch: {own} is more than the {length} training images; {hint}")
     return BatchLayout((own, *counts), repeats, length // own)
 
 
@@ -83,19 +83,19 @@ class _Augmented(Dataset[Batch]):
         return torch.stack(pictures)
 
 
-class _Deck:
-    """The positions of a source in a random order, and in a new one each time they are used up."""
+class _ShuffledSource:
+    """The positions of a source in random order, reshuffled after each pass."""
 
     def __init__(self, positions: range, seed: int, name: str) -> None:
         self.positions, self.seed, self.name = positions, seed, name
         self.order = np.zeros(0, np.int64)
         self.turn = -1
 
-    def deal(self, start: int, count: int, repeats: int) -> Iterator[tuple[int, int, int]]:
-        """Position, turn and copy from number `start` on; each card comes `repeats` times before the next."""
+    def take(self, start: int, count: int, repeats: int) -> Iterator[tuple[int, int, int]]:
+        """Yield position, turn and copy from number `start` on; each position is repeated `repeats` times."""
         for number in range(start, start + count):
-            card, copy = divmod(number, repeats)
-            turn, place = divmod(card, len(self.positions))
+            image, copy = divmod(number, repeats)
+            turn, place = divmod(image, len(self.positions))
             if turn != self.turn:
                 order = rng.permutation(self.seed, f"{self.name} {turn}", len(self.positions))
                 self.order, self.turn = order.numpy(), turn
@@ -103,9 +103,9 @@ class _Deck:
 
 
 class _Order:
-    """Lists of keys for steps `start` … `stop`: each epoch a new permutation, its ragged end dropped.
+    """Lists of keys for steps `start` … `stop`: a new permutation each epoch, without its incomplete last batch.
 
-    Of each batch a process gets its share.
+    Each process gets its share of every batch.
     """
 
     def __init__(
@@ -119,25 +119,25 @@ class _Order:
 
     def __iter__(self) -> Iterator[list[Key]]:
         own, *extra = (
-            _Deck(positions, self.seed, f"extra {number}, turn" if number else "epoch")
+            _ShuffledSource(positions, self.seed, f"extra {number}, turn" if number else "epoch")
             for number, positions in enumerate(self.sources)
         )
         count, *counts = self.layout.counts
         repeats = self.layout.repeats
         for step in range(self.start, self.stop):
             epoch, within = divmod(step, self.layout.steps)
-            cards = [*own.deal(epoch * len(own.positions) * repeats + within * count, count, repeats)]
-            for deck, each in zip(extra, counts, strict=True):
-                cards += deck.deal(step * each, each, repeats)
-            whole = sorted((Key(*card, epoch) for card in cards), key=lambda key: key.copy)
-            if repeats > 1 or extra:  # or MixUp would pair, and processes share, copies and sources always alike
+            taken = [*own.take(epoch * len(own.positions) * repeats + within * count, count, repeats)]
+            for source, each in zip(extra, counts, strict=True):
+                taken += source.take(step * each, each, repeats)
+            whole = sorted((Key(*each, epoch) for each in taken), key=lambda key: key.copy)
+            if repeats > 1 or extra:  # else MixUp would always pair the same copies and sources
                 whole = [whole[place] for place in rng.permutation(self.seed, f"places {step}", len(whole)).tolist()]
             yield [whole[place] for place in self.share]
 
 
 def _share(batch: int, rank: int, ranks: int) -> list[int]:
-    """Places of a batch that are this process's. MixUp pairs the first image with the last, the second with the last
-    but one, and so on: pairs stay together, so that the batch is mixed alike by any number of processes."""
+    """Return this process's places in a batch. MixUp pairs the first image with the last, the second with the last but
+    one, and so on: pairs stay together, so that the result does not depend on the number of processes."""
     if batch % (2 * ranks):
         return list(range(batch))[rank * batch // ranks : (rank + 1) * batch // ranks]
     half = batch // 2 // ranks
@@ -158,16 +158,16 @@ def training_batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> DataLoader[Batch]:
-    """The batches of steps `start` … `stop` of a run; of each its share, if there is more than one process.
+    """Return a loader of the batches of steps `start` … `stop`, or of this process's share of them.
 
     With `repeats` (Hoffer et al. 2020) a batch holds that many differently augmented copies of fewer images, and an
-    epoch of as many steps shows that part of them. If the batch is not their multiple, the copies of its last image go
-    on in the next, as in DeiT.
+    epoch of as many steps covers fewer images. If the batch is not a multiple, the copies of its last image continue in
+    the next batch, as in DeiT.
     """
     return DataLoader(
         _Augmented(pool, transform, seed),
         batch_sampler=_Order(pool, batch_layout(pool, batch, repeats), seed, start, stop, rank, ranks),
-        collate_fn=_as_is,
+        collate_fn=_identity,
         num_workers=workers,
         worker_init_fn=_ignore_signals,
         pin_memory=torch.cuda.is_available(),
@@ -175,10 +175,10 @@ def training_batches(
 
 
 def _ignore_signals(_: int) -> None:
-    """A signal to the whole group is the trainer's to act on: it still needs its batches to save in order."""
+    """Let only the trainer handle signals: it still needs batches to stop in order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _as_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

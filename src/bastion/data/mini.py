@@ -1,7 +1,7 @@
-"""cifar10-mini: a small part of CIFAR-10 that ships with the package and needs no network, ever.
+"""cifar10-mini: a small part of CIFAR-10 that ships with the package and needs no network.
 
 The first 400 images of each class of CIFAR-10's training set and the first 100 of each class of its test set,
-in their original order. `scripts/make_cifar10_mini.py` makes the two files again from `cifar10`.
+in their original order. `scripts/make_cifar10_mini.py` makes the two files from `cifar10`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bastion.storage import Arrays
 from bastion.types import DataSet
 
 _FOLDER = Path(__file__).parent / "embedded"
-# Lossless WebP: 20 % smaller than PNG, decoded as fast, and unlike a format of our own a picture to look at.
+# Lossless WebP: 20 % smaller than PNG, decoded as fast, and viewable.
 MOSAIC = _FOLDER / "cifar10-mini.webp"
-LABELS = _FOLDER / "cifar10-mini.labels.txt"  # one digit an image: a line for train, a line for test
+LABELS = _FOLDER / "cifar10-mini.labels.txt"  # one digit per image: a line for train, a line for test
 
 CIFAR10_MINI = ArrayData(
     name="cifar10-mini",
@@ -39,7 +39,7 @@ CIFAR10_MINI = ArrayData(
 
 
 def decode() -> Arrays:
-    """The embedded arrays, checked."""
+    """Decode and check the embedded arrays."""
     try:
         with Image.open(MOSAIC, formats=["WEBP"]) as picture:
             images = _tiles(np.asarray(picture.convert("RGB")))
@@ -58,7 +58,7 @@ def decode() -> Arrays:
 
 
 def _tiles(mosaic: Pixels) -> Pixels:
-    """(N, 32, 32, 3) from a picture with N tiles, row by row."""
+    """Return (N, 32, 32, 3) from a picture of N tiles, row by row."""
     height, width, channels = mosaic.shape
     tiles = mosaic.reshape(height // 32, 32, width // 32, 32, channels).swapaxes(1, 2)
     return tiles.reshape(-1, 32, 32, channels)
@@ -72,7 +72,7 @@ def cifar10_mini() -> DataSet:
 
 @cache
 def _decoded() -> Arrays:
-    """Once a process: it takes a quarter of a second."""
+    """Cached per process: decoding takes a quarter of a second."""
     return decode()
 
 

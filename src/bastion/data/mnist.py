@@ -15,7 +15,7 @@ from bastion.errors import BastionError
 from bastion.storage import Arrays
 from bastion.types import DataSet
 
-_SITE = "https://ossci-datasets.s3.amazonaws.com/mnist"  # of torchvision: the authors' own refuses programs
+_SITE = "https://ossci-datasets.s3.amazonaws.com/mnist"  # torchvision's mirror: the authors' site refuses programs
 _MD5 = {  # published, of the .gz files
     "train_images": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train_labels": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -40,7 +40,7 @@ MNIST = ArrayData(
 
 
 def read_mnist(path: Path) -> Arrays:
-    """The arrays of a folder with the four IDX files, or of the npm package."""
+    """Read the arrays of a folder with the four IDX files, or of the npm package."""
     if path.suffix != ".tgz":
         return read_idx_folder(path)
     members = read_members(path, _PACKED)
@@ -51,7 +51,7 @@ def read_mnist(path: Path) -> Arrays:
 
 
 def _test_only(folder: Path) -> Arrays:
-    """The arrays of a folder without the files for training, none of whose images there are."""
+    """Read a folder with the test files only; the training arrays are empty."""
     test = read_idx_folder(folder, PARTS[2:])
     nothing = {"train_images": np.empty((0, 28, 28, 1), np.uint8), "train_labels": np.empty(0, np.uint8)}
     return MNIST.checked(nothing | test, str(folder), parts=PARTS[2:])
@@ -69,7 +69,7 @@ def _get(source: Path | None) -> Path:
 def mnist(root: str | None = None) -> DataSet:
     """70,000 grey pictures of handwritten digits of 28 x 28; `root` is a folder with its IDX files.
 
-    A folder with the two files for testing alone will do, to measure on. Without `root` it is read from the cache.
+    For measuring, a folder with only the two test files is enough. Without `root` it is read from the cache.
     """
     if root is None:
         return MNIST.data_set(MNIST.read())

@@ -1,7 +1,7 @@
-"""Natural shifts of ImageNet: folders of other pictures of its classes, which its models are only measured on.
+"""Natural distribution shifts of ImageNet: test-only folders of other pictures of its classes.
 
-Each is in `root`, or in `$BASTION_DATA/NAME`. All of its pictures are the test split; a model of ImageNet's 1,000
-classes is measured on those that the folders are of (`class_map.py`).
+Each is in `root`, or in `$BASTION_DATA/NAME`. All pictures are in the test split; a model of ImageNet's 1,000 classes
+is measured on the classes of the folders (`class_map.py`).
 """
 
 from __future__ import annotations

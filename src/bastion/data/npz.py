@@ -1,4 +1,4 @@
-"""Images in one NumPy file, all for training, such as the synthetic ones of Rebuffi et al. and Gowal et al. (2021)."""
+"""Training images in one NumPy file, such as the synthetic ones of Rebuffi et al. and Gowal et al. (2021)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bastion.storage import Arrays, fingerprint, sha256
 from bastion.types import DataSet
 
 _PARTS = ("image", "label")
-_NPY = b"\x93NUMPY"  # begins a file of one array
-_SAMPLED = 30_000_000  # values that mean and std are taken from; all of a million images would take many seconds
+_NPY = b"\x93NUMPY"  # magic bytes of a file of one array
+_SAMPLED = 30_000_000  # values for mean and std; all of a million images would take many seconds
 
 
 @datasets.register("npz")
@@ -55,9 +55,9 @@ def npz(path: str, classes: int | None = None) -> DataSet:
 
 
 def read_npz(path: Path, parts: Sequence[str]) -> Arrays:
-    """These arrays of a .npz file. Nothing in it is run: arrays of Python objects are refused.
+    """Read these arrays of a .npz file. No code in it is run: arrays of Python objects are refused.
 
-    What an array says of its shape is compared with what the file holds of it and with the memory, before it is made.
+    The shape that an array claims is checked against the file's size and the free memory before it is allocated.
     """
     try:
         with storage.opened(path) as raw:
@@ -73,13 +73,13 @@ def read_npz(path: Path, parts: Sequence[str]) -> Arrays:
             return {part: _array(archive, part) for part in parts}
     except BastionError:
         raise
-    except Exception as error:  # a damaged file makes readers of zip files and of arrays stumble in any way
+    except Exception as error:  # damaged files can make zipfile and numpy raise anything
         reason = str(error) or type(error).__name__
         raise BastionError(f"{path}: not a .npz file of plain arrays, or cut off ({reason}); get it again") from error
 
 
 def _size(archive: zipfile.ZipFile, part: str, path: Path) -> int:
-    """Bytes of an array, by its header alone."""
+    """Return the bytes of an array according to its header."""
     info = archive.getinfo(f"{part}.npy")
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)

@@ -1,4 +1,4 @@
-"""Decoding pictures that may come from anywhere: only as what they are, in bounded memory, and nothing else is run."""
+"""Decodes untrusted pictures safely: known formats only, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from PIL import Image
 from bastion import storage
 from bastion.errors import BastionError
 
-# Pillow goes by what is in a file, not by its name, and would hand an EPS to Ghostscript.
+# Pillow detects the format by content, not by name, and would pass an EPS to Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
 
 
 def read_picture(path: Path) -> Image.Image:
-    """The picture of a file, in RGB."""
+    """Read a picture file as RGB."""
     with storage.opened(path) as file:
         return decode_picture(file, str(path))
 
@@ -24,6 +24,6 @@ def decode_picture(file: BinaryIO, where: str, formats: tuple[str, ...] = FORMAT
     try:
         with Image.open(file, formats=formats) as picture:
             return picture.convert("RGB")
-    except Exception as error:  # broken files make Pillow stumble in any way
+    except Exception as error:  # broken files can make Pillow raise anything
         reason = str(error) or type(error).__name__
         raise BastionError(f"{where}: not a readable picture ({reason}); repair or remove it") from error

@@ -1,4 +1,4 @@
-"""The images that training draws from: a data set's own, and more of the same classes beside them."""
+"""The training images: a data set's own, and extra ones of the same classes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bastion.errors import BastionError
 from bastion.recipe import Extra
 from bastion.types import DataSet, Split
 
-_APART = 1 << 32  # from the numbers of one split's images to those of the next: more than any has
+_INDEX_OFFSET = 1 << 32  # between the indices of two splits, more than any split's length
 
 
 class Pool:
-    """Splits one behind the other. Those without a share are one source with the data set's own images, each of the
+    """Concatenated splits. Extra splits without a share form one source with the data set's own images; each of the
     others is a source that makes up its share of every batch.
 
-    All randomness of an image hangs on its number, so those of the n-th extra split begin at n · 2³².
+    All randomness of an image depends on its index, so the indices of the n-th extra split start at n · 2³².
     """
 
     def __init__(self, own: Split, extra: Sequence[tuple[Split, float | None]] = ()) -> None:
-        numbered = [(own, None, 0), *((split, share, n * _APART) for n, (split, share) in enumerate(extra, 1))]
+        numbered = [(own, None, 0), *((split, share, n * _INDEX_OFFSET) for n, (split, share) in enumerate(extra, 1))]
         numbered.sort(key=lambda each: each[1] is not None)
         self.splits = [split for split, _, _ in numbered]
         self.index = torch.cat([split.index + offset for split, _, offset in numbered])
@@ -37,7 +37,7 @@ class Pool:
 
     @property
     def sources(self) -> list[range]:
-        """Positions that are shuffled together, the data set's own first."""
+        """Ranges of positions that are shuffled together, the data set's own first."""
         bounds = [0, *self.starts[len(self.splits) - len(self.shares) :]]
         return [range(first, last) for first, last in pairwise(bounds)]
 
@@ -46,7 +46,7 @@ class Pool:
         return self.splits[which].image(position - self.starts[which])
 
     def pixels(self, positions: Tensor) -> Tensor | None:
-        """uint8 (B, C, H, W), if all splits hold arrays of one size: no picture need be opened then."""
+        """Return uint8 (B, C, H, W) if all splits are arrays of one size, else None."""
         arrays = [split for split in self.splits if isinstance(split, ArraySplit)]
         if len(arrays) < len(self.splits) or len({split.shape for split in arrays}) > 1:
             return None
@@ -58,7 +58,7 @@ class Pool:
 
 
 def build_extra(extra: Sequence[Extra], data: DataSet) -> list[DataSet]:
-    """The data sets of a recipe's `extra`, if they can be trained on beside its `data`."""
+    """Build the data sets of a recipe's `extra`; raise if their classes or channels differ from `data`."""
     built = [datasets.build(each.data.plain(), f"extra.{number}.data") for number, each in enumerate(extra)]
     for number, each in enumerate(built):
         _check(each, data, f"extra.{number}.data")
@@ -66,7 +66,7 @@ def build_extra(extra: Sequence[Extra], data: DataSet) -> list[DataSet]:
 
 
 def _check(extra: DataSet, data: DataSet, where: str) -> None:
-    """Classes that are just numbers have no names to compare."""
+    """Check channels and classes; names are not compared if the classes are just numbers."""
     if not len(extra.train):
         raise BastionError(f"{where}: {extra.name} has no training images; leave it out")
     if extra.shape[0] != data.shape[0]:

@@ -1,4 +1,4 @@
-"""The published corrupted test sets, as files: CIFAR-10-C, CIFAR-100-C, ImageNet-C (Hendrycks and Dietterich 2019)."""
+"""The published files of CIFAR-10-C, CIFAR-100-C and ImageNet-C (Hendrycks and Dietterich 2019)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _clean(name: str, path: Path) -> DataSet:
 
 
 def with_published_test(clean: DataSet, root: Path, corruption: str | None, severity: int | None) -> DataSet:
-    """A data set in memory whose test images are those of a severity in `root/corruption.npy`, in the same order."""
+    """Replace the test images by those of a severity in `root/corruption.npy`, which have the same order."""
     name = f"{clean.name}-c"
     if not _is_corrupted(corruption, severity):
         return replace(clean, name=name)
@@ -68,7 +68,7 @@ def with_published_test(clean: DataSet, root: Path, corruption: str | None, seve
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Left on the disk; rows are read when they are used."""
+    """Open an array memory-mapped."""
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
@@ -128,10 +128,10 @@ def _type_folder(root: Path, corruption: str) -> Path:
 def _check_same(listing: Listing, clean: Listing) -> None:
     here, there = ([path for path, _ in each.files] for each in (listing, clean))
     if here != there:
-        lonely = sorted({*here} ^ {*there})
+        unmatched = sorted({*here} ^ {*there})
         raise BastionError(
             f"{listing.folder} and {clean.folder} must have the same pictures; in one of them only: "
-            f"{', '.join(lonely[:3])}{' …' if lonely[3:] else ''} ({len(lonely)} in all)"
+            f"{', '.join(unmatched[:3])}{' …' if unmatched[3:] else ''} ({len(unmatched)} in all)"
         )
 
 

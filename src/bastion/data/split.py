@@ -8,14 +8,14 @@ from torch import Tensor
 from bastion import rng
 
 _PERCENT = 10
-_MOST = 100  # a class: 1,000 images choose a CIFAR-10 model well enough, the others are better spent on training
+_MOST = 100  # per class: 1,000 images are enough to select a CIFAR-10 model, the others are better used for training
 
 
-def carve(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the images to train on and of those to validate with, each in ascending order.
+def train_val_split(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of training and of validation images, each in ascending order.
 
-    A class gives 10 % of its images, rounded up, at most 100, and keeps at least one to train on. Which ones
-    is no part of any run's seed: runs that differ in it must choose and learn from the same images.
+    10 % of each class, rounded up, at most 100, are for validation; at least one is for training. The split does not
+    depend on the run's seed: runs with different seeds must train and select on the same images.
     """
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in sorted(set(labels.tolist())):
@@ -26,5 +26,5 @@ def carve(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def held_out(members: int) -> int:
-    """How many of a class's images are for validation."""
+    """Return how many of a class's images are for validation."""
     return min(-(-members * _PERCENT // 100), _MOST, members - 1)

@@ -1,4 +1,4 @@
-"""Lists of the pictures to measure on: RobustBench's 5,000 of ImageNet, or a list of one's own."""
+"""Lists of pictures to measure on: RobustBench's 5,000 of ImageNet, or a user's file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROBUSTBENCH_SHA256 = "d4121626d07722a0126c35b1563042e46a546f1a05ce705f2cdc63589
 
 
 def read_subset(subset: str) -> tuple[list[str], str]:
-    """The paths of a list, one a line, relative to the folder of class folders; and the SHA-256 of the list."""
+    """Return the paths of a list, one per line, relative to the folder of class folders, and its SHA-256."""
     path = _robustbench() if subset in SUBSETS else Path(subset).expanduser()
     if not storage.is_file(path):
         raise BastionError(f"subset: no file {path}, and no list of this name{did_you_mean(subset, SUBSETS)}")
@@ -38,7 +38,7 @@ def read_subset(subset: str) -> tuple[list[str], str]:
 
 
 def subset_rows(paths: list[str], rows: Mapping[str, int], folder: Path) -> Tensor:
-    """The rows of these pictures, in their order. `rows`: those of the pictures that are there to be measured."""
+    """Return the rows of these pictures, in this order; `rows`: of all pictures that can be measured, by path."""
     missing = [path for path in paths if path not in rows]
     if missing:
         some = ", ".join(missing[:3]) + (" …" if missing[3:] else "")
@@ -50,7 +50,7 @@ def subset_rows(paths: list[str], rows: Mapping[str, int], folder: Path) -> Tens
 
 
 def _robustbench() -> Path:
-    """Found without being imported: it is no package that bastion needs."""
+    """Find the list of the package robustbench without importing it."""
     spec = importlib.util.find_spec("robustbench")
     places = (spec.submodule_search_locations or []) if spec else []
     if not places:

@@ -18,7 +18,7 @@ from bastion.types import DataSet
 
 STEPS, BATCH, RATE = 600, 16, 2e-3
 LARGEST = 64  # pixels: larger images are cropped at random for training
-LOOKED_AT = 256  # images that the quality of reconstruction is measured on
+CHECKED = 256  # images that the quality of reconstruction is measured on
 
 
 def train(name: str, data: DataSet, *, seed: int, steps: int = STEPS) -> Network:
@@ -53,7 +53,7 @@ def reconstruction(network: Network, data: DataSet) -> Tensor:
     """(n,): PSNR of reconstructed validation images; of training images if the data set has no validation split."""
     split = data.val if len(data.val) else data.train
     found = []
-    for start in range(0, min(LOOKED_AT, len(split)), BATCH):
+    for start in range(0, min(CHECKED, len(split)), BATCH):
         x = split.batch(range(start, min(start + BATCH, len(split)))).x
         found.append(psnr(x, network(x).clamp(0, 1)))
     return torch.cat(found)

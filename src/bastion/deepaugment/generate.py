@@ -89,7 +89,7 @@ def deepaugment(
             )
         path = folder / f"{name}.npz"
         if not path.exists():
-            _join(_make_parts(Generator(network, name, seed), split, folder / f"{name}.parts"), len(split), path)
+            _join(_make_parts(Distorter(network, name, seed), split, folder / f"{name}.parts"), len(split), path)
         shutil.rmtree(folder / f"{name}.parts", ignore_errors=True)
         done.append(_copies(path, plain))
     return done
@@ -128,8 +128,8 @@ def _equal(one: Network, other: Network) -> bool:
 
 
 @dataclass(frozen=True)
-class Generator:
-    """Makes copies of images by a network that is distorted anew for each group of images."""
+class Distorter:
+    """Makes copies of images by a network with other distortions for each group of images."""
 
     network: Network
     name: str
@@ -142,9 +142,9 @@ class Generator:
         for attempt in range(ATTEMPTS):
             generator = torch.Generator().manual_seed(rng.key("deepaugment", self.name, self.seed, group, attempt))
             made[left] = _through(distorted(self.network, generator), x[left])
-            alike = ssim(x[left], made[left]) >= LEAST
-            attempts[left[alike]] = attempt
-            left = left[~alike]
+            similar = ssim(x[left], made[left]) >= LEAST
+            attempts[left[similar]] = attempt
+            left = left[~similar]
             if not len(left):
                 return made, attempts
         made[left] = _through(self.network, x[left])
@@ -157,22 +157,22 @@ def _through(network: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([(255 * network(part)).clamp(0, 255).round() / 255 for part in parts])
 
 
-def _make_parts(generator: Generator, split: Split, folder: Path) -> list[Path]:
+def _make_parts(distorter: Distorter, split: Split, folder: Path) -> list[Path]:
     """Write files of `PART` copies each; existing ones are kept."""
     starts = {start: folder / f"{start:08d}.safetensors" for start in range(0, len(split), PART)}
     open_ = {start: path for start, path in starts.items() if not path.exists()}
     left = sum(min(PART, len(split) - start) for start in open_)
-    with bar(f"{generator.name}: distorting", len(split), len(split) - left) as advance:
+    with bar(f"{distorter.name}: distorting", len(split), len(split) - left) as advance:
         for start, path in open_.items():
             groups = range(start, min(start + PART, len(split)), GROUP)
-            made = [_group(generator, split, first, min(first + GROUP, len(split)), advance) for first in groups]
+            made = [_group(distorter, split, first, min(first + GROUP, len(split)), advance) for first in groups]
             storage.write_arrays(path, {key: np.concatenate([each[key] for each in made]) for key in made[0]})
     return list(starts.values())
 
 
-def _group(generator: Generator, split: Split, first: int, last: int, advance: Any) -> Arrays:
+def _group(distorter: Distorter, split: Split, first: int, last: int, advance: Any) -> Arrays:
     batch = split.batch(range(first, last))
-    made, attempt = generator(batch.x, first // GROUP)
+    made, attempt = distorter(batch.x, first // GROUP)
     advance(last - first)
     return {
         "image": (255 * made).round().to(torch.uint8).permute(0, 2, 3, 1).numpy(),

@@ -35,7 +35,9 @@ class Operator(Protocol):
         ...
 
 
-class Spectrum(NamedTuple):
+class SingularValues(NamedTuple):
+    """The largest singular values of each example's map."""
+
     values: Tensor  # (B, k) float64, the largest first; 0 if the map has fewer, NaN if it is not finite
     residuals: Tensor  # (B, k) ‖Aᵀu − σv‖ / σ₁: relative to σ₁, each value is at most this far from a singular value
     products: Tensor  # (B,) number of products with A and with Aᵀ
@@ -73,7 +75,7 @@ def largest(
     tolerance: float = 1e-4,
     basis: int = 64,
     limit: int = 1000,
-) -> Spectrum:
+) -> SingularValues:
     """The `top` largest singular values of each example's map, with residuals below the tolerance.
 
     `start(i)` gives random start vectors (B, inputs), different ones for each i. At most `basis` vectors are kept on
@@ -89,7 +91,7 @@ def largest(
         least = found.values[:, -1] * (1 + tolerance) + rounding(missed.left) * found.values[:, 0]
         open_rows = open_rows & (missed.values[:, 0] > least)
         found = found.merged(missed).where(open_rows, found)
-    return Spectrum(found.values, _residuals(operator, found), products + top)
+    return SingularValues(found.values, _residuals(operator, found), products + top)
 
 
 def _search(

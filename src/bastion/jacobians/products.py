@@ -71,7 +71,7 @@ class Jacobian:
 
     @staticmethod
     def _back(y: Tensor, x: Tensor, along: Tensor, *, keep_graph: bool = False) -> Tensor | None:
-        """None: y does not depend on x."""
+        """Return the product with `along`; None if y does not depend on x."""
         if not y.requires_grad:
             return None
         (product,) = torch.autograd.grad(y, x, along, retain_graph=True, create_graph=keep_graph, allow_unused=True)

@@ -1,4 +1,4 @@
-"""Measured models beside the first of them, example by example: what changed, and could it be chance? No torch."""
+"""Paired comparison of measured models with a reference model: differences, intervals and McNemar's test. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEGEND = "only A, only B: examples that only this one gets right; p: exact McNem
 
 
 class Row(NamedTuple):
-    """One accuracy of a model and of the reference, on the n examples that both have."""
+    """An accuracy of a model and of the reference, on the n examples that both were measured on."""
 
     model: str
     label: str  # of the probe or aggregate
@@ -34,13 +34,13 @@ class Row(NamedTuple):
     reference_accuracy: Estimate
     accuracy: Estimate
     difference: Estimate  # the model less the reference
-    gained: int  # examples that only the model gets right; higher, if the numbers of an example are not yes or no
-    lost: int  # that only the reference does
-    p: float | None  # of McNemar's exact test; None for a mean of several probes, and where measuring stopped early
+    gained: int  # examples that only the model gets right; for real-valued columns, where its value is higher
+    lost: int  # examples that only the reference gets right
+    p: float | None  # of McNemar's exact test; None for a mean of several probes, and if measuring stopped early
 
 
 class Changed(NamedTuple):
-    """Indices in the split."""
+    """Indices in the split of the examples where two models differ."""
 
     gained: Column
     lost: Column
@@ -48,7 +48,7 @@ class Changed(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models beside a reference. `rows` are plain data; `table()` is for people."""
+    """Models compared with a reference. `rows` are plain data; `table()` formats them."""
 
     reference: str
     data: str
@@ -60,11 +60,11 @@ class Comparison:
 
     @property
     def models(self) -> list[str]:
-        """All but the reference."""
+        """Names of the models, without the reference."""
         return list(dict.fromkeys(row.model for row in self.rows))
 
     def changed(self, label: str, model: str | None = None) -> Changed:
-        """Which examples the model gets right and the reference does not, and the other way round."""
+        """Return the examples that only the model gets right, and those that only the reference gets right."""
         chosen = model or self.models[0]
         if (chosen, label) not in self._changed:
             known = [f"'{label}' of {model}" for model, label in self._changed]
@@ -83,11 +83,11 @@ class Comparison:
         )
 
     def cells(self, model: str) -> list[tuple[str, ...]]:
-        """What the table of one model says, row by row: the label, then one text for each of COLUMNS."""
+        """Return the rows of one model's table: the label, then one text for each of COLUMNS."""
         return [_cells(row) for row in self.rows if row.model == model]
 
     def table(self) -> str:
-        """One table for each model, as plain text."""
+        """Return one plain-text table per model."""
         tables = [f"{self.title(model)}\n{_aligned(self.cells(model))}" for model in self.models]
         return "\n\n".join([*tables, "\n".join([LEGEND, *(f"note: {note}" for note in self.notes)])])
 
@@ -116,11 +116,11 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def compare(*models: str | Path | Facts, suite: str | None = None) -> Comparison:
-    """`bastion.compare`: measured models, the first of which is the reference.
+    """Compare measured models with the first of them, the reference.
 
     A model is a run directory, what `bastion measure` was given (`zoo/NAME`, `timm/NAME`, a model folder), or facts.
-    Of a run that was measured more than once, those measurements that have most in common are compared, then those of
-    most examples, then the latest.
+    If a run has several measurements, the ones with the most probes in common are compared, then those with the most
+    examples, then the latest.
     """
     if len(models) < 2:
         raise BastionError("compare: give two or more measured models; the first one is the reference")
@@ -128,7 +128,7 @@ def compare(*models: str | Path | Facts, suite: str | None = None) -> Comparison
 
 
 def compare_facts(measurements: Sequence[Facts]) -> Comparison:
-    """The first measurement is the reference of all others."""
+    """Compare measurements with the first one."""
     first, *others = measurements
     names = _names(measurements)
     rows: list[Row] = []
@@ -142,7 +142,7 @@ def compare_facts(measurements: Sequence[Facts]) -> Comparison:
             row, changes = _pair(name, label, first, other)
             rows.append(row)
             changed[name, label] = changes
-        notes += _remarks((names[0], first), (name, other), labels, rows[-1].n)
+        notes += _notes((names[0], first), (name, other), labels, rows[-1].n)
     doubted = [name for name, facts in zip(names, measurements, strict=True) if facts.warnings()]
     notes += [f"sanity checks warn about the numbers of {name}; `bastion report` says why" for name in doubted]
     about = first.about
@@ -152,11 +152,11 @@ def compare_facts(measurements: Sequence[Facts]) -> Comparison:
 
 
 def shared(a: Facts, b: Facts) -> list[str]:
-    """Labels of the accuracies that are of the same probe with the same settings and seed on the same data."""
+    """Return the labels of accuracies that both have from the same probe, settings, seed and data."""
     if a.about.data != b.about.data:
         return []
-    theirs = {case.label: _question(case) for case in _accuracy_cases(b)}
-    labels = [case.label for case in _accuracy_cases(a) if theirs.get(case.label) == _question(case)]
+    theirs = {case.label: _case_id(case) for case in _accuracy_cases(b)}
+    labels = [case.label for case in _accuracy_cases(a) if theirs.get(case.label) == _case_id(case)]
     return labels + [
         name
         for name, each in a.about.aggregates.items()
@@ -168,8 +168,8 @@ def _accuracy_cases(facts: Facts) -> list[MeasuredCase]:
     return [case for case in facts.about.cases if case.kind == "probes" and CORRECT in case.columns]
 
 
-def _question(case: MeasuredCase) -> str:
-    """A case's folder is named by the settings and versions of the probe, the seed and the variant of the data."""
+def _case_id(case: MeasuredCase) -> str:
+    """Return the folder name: a hash of the probe's settings and versions, the seed and the variant of the data."""
     return case.store.rpartition("/")[2]
 
 
@@ -185,9 +185,9 @@ def _pair(model: str, label: str, first: Facts, other: Facts) -> tuple[Row, Chan
 
 
 def _stopped_within(first: Facts, other: Facts, n: int) -> int | None:
-    """Of how many examples the n that both have are the first in random order; None: neither stopped before the end.
+    """Return the population that the n shared examples are the first of, in random order; None: neither stopped early.
 
-    Of fewer examples the order is the same, so what both have is the beginning of the shorter one's order.
+    The random order of fewer examples is the same, so the shared ones are the first in the shorter one's order.
     """
     if first.about.population is None and other.about.population is None:
         return None
@@ -204,21 +204,21 @@ def _index(facts: Facts, label: str) -> Column:
     return facts.columns[f"{next(iter(aggregate.members)) if aggregate else label}/index"]
 
 
-def _remarks(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], n: int) -> list[str]:
-    """What the reader must know of the examples and probes that were left out."""
+def _notes(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], n: int) -> list[str]:
+    """Return notes on the examples and probes that were left out."""
     (ours, first), (theirs, other) = a, b
-    said = []
+    notes = []
     if n < max(first.n, other.n):
-        said.append(f"{ours} has {first.n} examples, {theirs} {other.n}: compared on the {n} that both have")
+        notes.append(f"{ours} has {first.n} examples, {theirs} {other.n}: compared on the {n} that both have")
     if population := _stopped_within(first, other, n):
-        said.append(
-            f"{theirs}: measuring stopped early, so intervals are of all {population} examples and hold whenever one "
-            "stops, but for those of means; no test is made"
+        notes.append(
+            f"{theirs}: measuring stopped early, so intervals are about all {population} examples and valid at any "
+            "stopping time, except those of means; no test is made"
         )
     rest = dict.fromkeys(label for facts in (first, other) for label in _accuracies(facts) if label not in labels)
     if rest:
-        said.append(f"{theirs}: not measured alike, so not compared: {', '.join(rest)}")
-    return said
+        notes.append(f"{theirs}: not measured with the same settings, so not compared: {', '.join(rest)}")
+    return notes
 
 
 def _accuracies(facts: Facts) -> list[str]:
@@ -227,13 +227,13 @@ def _accuracies(facts: Facts) -> list[str]:
 
 
 def _nothing_shared(a: tuple[str, Facts], b: tuple[str, Facts]) -> str:
-    """Why two measurements cannot be compared, in one line."""
+    """Return one line that says why two measurements cannot be compared."""
     (ours, first), (theirs, other) = a, b
     one, two = first.about, other.about
     for key, what in (("split", "split"), ("name", "data set")):
         if one.data[key] != two.data[key]:
-            told = f"{ours} was measured on the {what} {one.data[key]}, {theirs} on {two.data[key]}"
-            return f"{told}; measure both on the same"
+            found = f"{ours} was measured on the {what} {one.data[key]}, {theirs} on {two.data[key]}"
+            return f"{found}; measure both on the same"
     if one.data != two.data:
         return f"{ours} and {theirs} were measured on different images of {one.data['name']}; measure both on the same"
     if one.seed != two.seed:
@@ -241,13 +241,13 @@ def _nothing_shared(a: tuple[str, Facts], b: tuple[str, Facts]) -> str:
     specs = {case.label: case.spec for case in _accuracy_cases(other)}
     for case in _accuracy_cases(first):
         if changes := differences(case.spec, specs.get(case.label, case.spec)):
-            return f"'{case.label}' has other settings in {theirs} than in {ours} ({changes[0]}); measure both alike"
+            return f"'{case.label}' has other settings in {theirs} than in {ours} ({changes[0]}); use the same for both"
     probes = [", ".join(_accuracies(facts)) or "no accuracy" for facts in (first, other)]
     return f"nothing in common: {ours} has {probes[0]}; {theirs} has {probes[1]}; measure both with the same suite"
 
 
 def _names(measurements: Sequence[Facts]) -> list[str]:
-    """The models' names; if some are equal, those of the runs, their folders, or with the weights."""
+    """Return distinct names: of the models, else of the runs, else folders, else with a hash of the weights."""
     ways: list[Callable[[Facts], str]] = [
         lambda facts: facts.about.model,
         lambda facts: facts.run.name,
@@ -262,7 +262,7 @@ def _names(measurements: Sequence[Facts]) -> list[str]:
 
 
 def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
-    """All of the model as it is now; of this suite, if one is given."""
+    """Return all measurements of the model's current weights, by this suite if one is given."""
     if isinstance(model, Facts):
         return [model]
     run = find_run(model)
@@ -279,19 +279,19 @@ def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
 
 
 def _matching(candidates: Sequence[list[Facts]]) -> list[Facts]:
-    """One measurement of each model: those that have most in common with one of the first model's."""
+    """Choose one measurement per model: those with the most accuracies in common with one of the first model's."""
     suites = set.intersection(*({facts.about.suite for facts in each} for each in candidates))
     if len(suites) > 1:
         raise BastionError(f"compare: all were measured with {', '.join(sorted(suites))}; choose one with --suite")
     first, *others = [[facts for facts in each if not suites or facts.about.suite in suites] for each in candidates]
 
-    def likeness(a: Facts, b: Facts) -> tuple[int, int, str]:
+    def overlap(a: Facts, b: Facts) -> tuple[int, int, str]:
         return len(shared(a, b)), min(a.n, b.n), b.about.created
 
     def with_matches(a: Facts) -> list[Facts]:
-        return [a, *(max(each, key=lambda b: likeness(a, b)) for each in others)]
+        return [a, *(max(each, key=lambda b: overlap(a, b)) for each in others)]
 
-    def merit(matched: list[Facts]) -> tuple[tuple[int, int, str], str]:
-        return min(likeness(matched[0], other) for other in matched[1:]), matched[0].about.created
+    def quality(matched: list[Facts]) -> tuple[tuple[int, int, str], str]:
+        return min(overlap(matched[0], other) for other in matched[1:]), matched[0].about.created
 
-    return max(map(with_matches, first), key=merit)
+    return max(map(with_matches, first), key=quality)

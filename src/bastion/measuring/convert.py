@@ -1,4 +1,4 @@
-"""Measurements of bastion 0.1.0, which had one folder per probe and one file per block, in today's form. No torch."""
+"""Converts measurements of bastion 0.1.0, which had one folder per probe and one file per block. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bastion.suite import CORRECT, Role
 
 
 def convert(run: Run) -> None:
-    """Once, and said in a line. They can be read and reported; measuring again makes facts of its own."""
+    """Convert a run's old measurements in place. They can be read and reported; measuring again writes new facts."""
     old = {path: about for path in storage.files(run.measurements, "*.json") if (about := _old(path))}
     folders: set[Path] = set()
     for path, about in old.items():
@@ -42,7 +42,7 @@ def convert(run: Run) -> None:
 
 
 def _folder(run: Run, name: str) -> Path:
-    """A folder of this run's facts and no other: its name is from a file without a checksum."""
+    """Return a folder of this run's facts. The name is checked, as it comes from a file without a checksum."""
     folder = run.facts / name
     if not re.fullmatch("[0-9a-f]{16}", name) or folder.is_symlink() or not folder.is_dir():
         raise ValueError(f"no facts '{name}'")
@@ -50,7 +50,7 @@ def _folder(run: Run, name: str) -> Path:
 
 
 def _old(path: Path) -> dict[str, Any] | None:
-    """A damaged one is not old: whoever reads it will tell."""
+    """Read a measurement in the old format; None for a new one, or a damaged one, which fails when it is read."""
     with suppress(BastionError):
         about = storage.read_json(path)
         return about if "probes" in about else None
@@ -72,7 +72,7 @@ def _converted(run: Run, about: Mapping[str, Any]) -> Measurement:
 
 
 def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
-    """All blocks of a probe in one store."""
+    """Copy all blocks of a probe into one store."""
     store = FactStore(run.facts / f"before-{about['weights'][:8]}" / folder)
     origin = {"versions": about["versions"], "device": about["device"], "batch_size": about["batch"]}
     for path in storage.files(run.facts / folder, "facts-*.safetensors"):
@@ -88,7 +88,7 @@ def _move(run: Run, folder: str, about: Mapping[str, Any]) -> FactStore:
 
 
 def _pictures(path: Path, positions: Sequence[int]) -> dict[str, Column]:
-    """Those of the first positions."""
+    """Read the pictures, which are of the first of these positions."""
     arrays = storage.read_arrays(path)[0] if storage.is_file(path) else {}
     pictures = {name: rows for name, rows in arrays.items() if name != "index"}
     count = len(next(iter(pictures.values()), ()))

@@ -1,4 +1,4 @@
-"""Do two numbers put models in the same order? No torch."""
+"""Rank correlation of two numbers over models. No torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from bastion.measuring.intervals import Estimate
 
 Column = np.ndarray[Any, Any]
-LEAST = 4  # models: with fewer there is no interval
+LEAST = 4  # models that an interval needs
 
 
 def spearman(a: Column, b: Column, level: float = 0.95) -> Estimate:
-    """Rank correlation, ties by their mean rank; interval by Fisher's z with Bonett and Wright's variance (2000).
+    """Spearman's rank correlation, ties by mean rank; interval by Fisher's z with Bonett and Wright's variance (2000).
 
-    Where the order is the same or reversed throughout, the interval is that of one exchange of neighbours, as Fisher's
-    z would have no width. NaN if one of the columns is constant.
+    At exactly 1 or -1 Fisher's z would give an interval of no width, so that of one swap of neighbours is used. NaN if
+    one of the columns is constant.
     """
     n = len(a)
     ranks = [_ranks(np.asarray(each, dtype=np.float64)) for each in (a, b)]
@@ -27,7 +27,7 @@ def spearman(a: Column, b: Column, level: float = 0.95) -> Estimate:
     value = float(np.clip(np.corrcoef(ranks)[0, 1], -1, 1))
     if n < LEAST:
         return Estimate(value, -1.0, 1.0, n)
-    most = 1 - 12 / (n * (n * n - 1))  # one exchange of neighbours
+    most = 1 - 12 / (n * (n * n - 1))  # the correlation after one swap of neighbours
     within = min(most, max(-most, value))
     half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt((1 + within * within / 2) / (n - 3))
     low, high = math.tanh(math.atanh(within) - half), math.tanh(math.atanh(within) + half)
@@ -35,7 +35,7 @@ def spearman(a: Column, b: Column, level: float = 0.95) -> Estimate:
 
 
 def _ranks(values: Column) -> Column:
-    """From 1; equal values share the mean of theirs."""
+    """Return ranks from 1; ties get their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[place])

@@ -1,4 +1,4 @@
-"""From a user's own model and tensors to adversarial examples, or to robust accuracies, in one call; nothing is stored.
+"""`bastion.attack` and `bastion.evaluate`: attack a model's tensors, or evaluate it, in one call; nothing is stored.
 
 adv = bastion.attack(model, x, y, "autoattack", norm="linf", eps=8/255)
 result = bastion.evaluate(model, (x, y), attacks=["apgd-t", PGD(steps=20)], norm="linf", eps=[2/255, 8/255])
@@ -41,10 +41,10 @@ Radius = float | str  # 0.03 or "8/255"
 
 @dataclass(frozen=True)
 class AdversarialExamples:
-    """What an attack made of images, on their device, one row for each."""
+    """Result of an attack: one row per image, on the images' device."""
 
     x: Tensor  # inside the threat's set
-    success: Tensor  # bool: misclassified; images that were wrong already count, at distance 0
+    success: Tensor  # bool: misclassified; clean mistakes count, at distance 0
     distance: Tensor  # from the image, in the threat's norm
     logits: Tensor  # of the model at x
 
@@ -63,7 +63,7 @@ def attack(
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
 ) -> AdversarialExamples:
-    """Attack images with pixels in [0, 1] inside a ball of radius `eps`. What comes back is tested on the model itself.
+    """Attack images with pixels in [0, 1] inside a ball of radius `eps`. The results are checked on the model itself.
 
     The model takes pixels and gives logits; it is run in eval mode. `attack` is a name (see `bastion list attacks`),
     a dict such as `{"name": "pgd", "steps": 20}`, or an attack.
@@ -80,21 +80,21 @@ def attack(
         for start in range(0, count, batch_size):
             some = batch.select(torch.arange(start, min(start + batch_size, count))).to(device)
             rng.reseed("attack", seed, start)
-            with journal.watched(partial(_tell, advance, start, len(some.x), count)):
+            with journal.watched(partial(_show_progress, advance, start, len(some.x), count)):
                 found.append(_attacked(accelerated, some, chosen, threat, seed))
             advance(done=(start + len(some.x)) / count)
-    home = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    device = x.device if isinstance(x, Tensor) else torch.device("cpu")
     names = [field.name for field in dataclasses.fields(AdversarialExamples)]
-    return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(home) for name in names))
+    return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(device) for name in names))
 
 
-def _tell(advance: Advance, start: int, images: int, count: int, share: float, survivors: int) -> None:
+def _show_progress(advance: Advance, start: int, images: int, count: int, share: float, survivors: int) -> None:
     advance(done=(start + share * images) / count, note=f"{survivors} of {images} survive")
 
 
 def _attacked(model: nn.Module, batch: Batch, chosen: Attack, threat: Threat, seed: int) -> AdversarialExamples:
     verdict = judge(model, batch, chosen, threat, seed=seed)
-    # What an attack returned outside of the set is no adversarial example: the image itself stands in its place.
+    # Images outside the threat's set are not adversarial examples: return the clean image instead.
     x = torch.where(verdict.inside.view(-1, 1, 1, 1), verdict.x, batch.x)
     logits = predict(model, batch.at(x))
     success = is_adversarial(threat, batch.x, x, logits, batch.y)
@@ -111,7 +111,7 @@ def _batch(x: Any, y: Any) -> Batch:
 
 
 def radius(eps: Radius) -> float:
-    """0.03, or as people write it: "8/255"."""
+    """Parse eps: 0.03 or "8/255"."""
     value = read_value(eps, "eps") if isinstance(eps, str) else eps
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BastionError(f"eps: expected a number such as 8/255, got {eps!r}")
@@ -132,9 +132,9 @@ def evaluate(
     batch_size: int = BATCH_SIZE,
     keep: int | str = 0,
 ) -> Facts:
-    """Clean and robust accuracy with 95 % intervals, under each attack, at each radius.
+    """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius.
 
-    As `measure` with a suite of these attacks, but nothing is stored: a second call begins anew. `checks` are those of
+    Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` are those of
     [when not to trust a number](sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
     """
     chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
@@ -148,7 +148,7 @@ def evaluate(
 def attack_suite(
     chosen: Sequence[Attacks], norm: Norm, radii: Sequence[float], *, checks: bool = True
 ) -> dict[str, Any]:
-    """What a suite of these attacks would say: clean accuracy, each attack at each radius, checks."""
+    """Return a suite as a dict: clean accuracy, each attack at each radius, sanity checks."""
     if not chosen or not radii:
         raise BastionError("evaluate: give at least one attack and one eps")
     names = [_label(each) for each in chosen]

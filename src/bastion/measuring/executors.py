@@ -1,6 +1,6 @@
-"""Who does the tasks of a measurement: this process, worker processes of one thread each, or those of torchrun.
+"""Runs the tasks of a measurement: in this process, in worker processes of one thread each, or under torchrun.
 
-Each stores what it has done; `done` hears of it, and `enough` says when no more is wanted.
+Each worker stores its results; `Work.done` is called for every stored task, and `Work.enough` tells when to stop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bastion.measuring.identity import identify, one_thread, read_identity
 from bastion.measuring.order import Doing
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Job, Task, Worker, build_data, on_device
-from bastion.signals import StopRequest, deaf_children, end_with_parent
+from bastion.signals import StopRequest, end_with_parent, ignoring_interrupts
 from bastion.types import DataSet
 
 POLL = 0.2  # seconds
@@ -43,14 +43,14 @@ POLL = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Work:
-    """Tasks to be done, in this order."""
+    """Tasks to run, in this order, and callbacks."""
 
     tasks: Sequence[Task]
     stop: StopRequest
-    # The task is stored; what is right, if its probe says so; the seconds it took, if they are known
+    # Called with a stored task, its column `correct` if it has one, and the seconds it took if known
     done: Callable[[Task, Column | None, float | None], None]
     enough: Callable[[], bool]
-    moved: Callable[[Doing], None] = lambda _: None  # a worker has done a part of its task
+    moved: Callable[[Doing], None] = lambda _: None  # called with the progress of a running task
 
     def interrupted(self, stored: int) -> Interrupted:
         return Interrupted(
@@ -75,18 +75,18 @@ def _timed(
 ) -> tuple[Column | None, float]:
     began = time.monotonic()
 
-    def tell(share: float, survivors: int) -> None:
+    def report(share: float, survivors: int) -> None:
         n = len(task.positions)
         moved(Doing(slot, task.case, share * n, n, survivors, time.monotonic() - began))
 
-    with journal.watched(tell):
+    with journal.watched(report):
         return worker(task), time.monotonic() - began
 
 
 FIELDS = len(Doing._fields)
-_slot: int  # of this worker process among all
-_doing: Any  # numbers of `Doing` for each of them, which the parent reads; none while its second one is negative
-_worker: Worker | BastionError  # one per worker process; why it could not start, if it could not
+_slot: int  # number of this worker process
+_doing: Any  # shared array, read by the parent: the fields of each worker's `Doing`; idle while `case` is negative
+_worker: Worker | BastionError  # of this process, or the error that kept it from starting
 
 
 def in_processes(job: Job, work: Work, workers: int) -> None:
@@ -99,17 +99,17 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
         while waiting or pending:
             if work.stop:
                 raise work.interrupted(stored)
-            if work.enough():  # what has begun is finished
+            if work.enough():  # running tasks are finished
                 waiting.clear()
                 pending = {future: task for future, task in pending.items() if not future.cancel()}
-            with deaf_children():  # they start as work is handed in
+            with ignoring_interrupts():  # processes start as tasks are submitted
                 while waiting and len(pending) < 2 * workers:
                     task = waiting.popleft()
                     pending[pool.submit(_work, task)] = task
             for future in wait(pending, timeout=POLL, return_when=FIRST_COMPLETED).done:
                 work.done(pending.pop(future), *future.result())
                 stored += 1
-            _hear(doing, work)
+            _report_progress(doing, work)
     except BrokenProcessPool as error:
         time.sleep(POLL)  # a signal to the whole group may have reached the workers first
         if work.stop:
@@ -120,7 +120,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
             "or use workers=1"
         ) from error
     finally:
-        # Whatever is half done is thrown away: a batch is stored whole or not at all.
+        # Unfinished batches are dropped: a batch is stored as a whole or not at all.
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         if work.stop:
@@ -129,7 +129,7 @@ def in_processes(job: Job, work: Work, workers: int) -> None:
 
 
 def _context() -> BaseContext:
-    """Torch is imported once for all workers, where the system can fork; it takes seconds."""
+    """Use a fork server that has imported torch where the system has one: importing it takes seconds."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -137,8 +137,8 @@ def _context() -> BaseContext:
     return context
 
 
-def _hear(doing: Any, work: Work) -> None:
-    """How far all workers are."""
+def _report_progress(doing: Any, work: Work) -> None:
+    """Pass on the progress of all workers."""
     numbers = list(doing)
     for start in range(0, len(numbers), FIELDS):
         worker, case, examples, n, survivors, seconds = numbers[start : start + FIELDS]
@@ -149,7 +149,7 @@ def _hear(doing: Any, work: Work) -> None:
 def _start(job: Job, turns: Any, doing: Any, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     end_with_parent()
-    os.environ.clear()  # a process that forks them has the one of its own start
+    os.environ.clear()  # the fork server's may be older
     os.environ.update(environment)
     torch.set_num_threads(1)
     global _worker, _slot, _doing
@@ -178,7 +178,7 @@ def _make_worker(job: Job, device: str) -> Worker:
 def _work(task: Task) -> tuple[Column | None, float]:
     if isinstance(_worker, BastionError):
         raise _worker
-    start = _slot * FIELDS % len(_doing)  # a process that took the place of another has a higher number
+    start = _slot * FIELDS % len(_doing)  # a process that replaces a dead one has a higher number
 
     def write(doing: Doing) -> None:
         _doing[start : start + FIELDS] = doing
@@ -190,7 +190,7 @@ def _work(task: Task) -> tuple[Column | None, float]:
 
 
 def _check_portable(job: Job) -> None:
-    """What cannot be sent to another process is told here, not in the middle of starting one."""
+    """Refuse models and data that cannot be sent to another process, before one is started."""
     parts = job.model.modules() if isinstance(job.model, nn.Module) else ()
     typed = [type(each).__name__ for each in (*parts, job.data) if type(each).__module__ == "__main__"]
     if typed and not hasattr(sys.modules["__main__"], "__file__"):
@@ -207,10 +207,10 @@ def _check_portable(job: Job) -> None:
 
 
 class Launched:
-    """This process as one of those that torchrun started, which share out tasks through torchrun's own store.
+    """A process started by torchrun; all of them share out the tasks through torchrun's store.
 
-    All of them list the same tasks and take the next number of a common counter. If one dies, torchrun starts all of
-    them again (`--max-restarts`); what is stored by then is not done again.
+    They list the same tasks and each takes the next number of a common counter. If one dies, torchrun restarts all of
+    them (`--max-restarts`); stored tasks are not repeated.
     """
 
     _calls = itertools.count()
@@ -222,21 +222,20 @@ class Launched:
 
     @staticmethod
     def join() -> Launched | None:
-        """None: no torchrun started this process."""
+        """Join the other processes; None if torchrun did not start this one."""
         return Launched() if dist.is_torchelastic_launched() else None
 
     @property
     def main(self) -> bool:
-        """The one that writes what belongs to all of them, and speaks."""
+        """Whether this is rank 0, which writes shared files and prints."""
         return bool(self.rank == 0)
 
     @property
     def local_rank(self) -> int:
-        """Among the processes of this machine."""
         return int(os.environ["LOCAL_RANK"])
 
     def agree(self, name: str, value: int) -> int:
-        """The main process's value, for everybody."""
+        """Broadcast the main process's value."""
         if self.main:
             self._store.set(name, str(value))
         self._await(name)
@@ -244,7 +243,7 @@ class Launched:
 
     @contextmanager
     def main_first(self, name: str) -> Iterator[None]:
-        """What stands inside is done by the main process, then by the others."""
+        """Run the body in the main process first, then in the others."""
         if not self.main:
             self._await(name)
         yield
@@ -253,7 +252,7 @@ class Launched:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Nobody waits for a process that has failed inside."""
+        """Tell the other processes if the body fails, so that none of them waits for this one."""
         try:
             yield
         except BaseException:
@@ -261,7 +260,7 @@ class Launched:
             raise
 
     def check_same(self, name: str, value: str) -> None:
-        """Refuse to go on if a process has another value than the main one."""
+        """Raise if this process's value differs from the main one's."""
         if self.main:
             self._store.set(name, value)
         self._await(name)
@@ -272,9 +271,9 @@ class Launched:
             )
 
     def run(self, worker: Worker, tasks: Sequence[Task], work: Work) -> None:
-        """`tasks`: all there are; `work` has those that are not stored yet."""
+        """Run `work.tasks`, the ones of `tasks` that are not stored yet, together with the other processes."""
         todo = {task.key: task for task in work.tasks}
-        taken: dict[str, Task] = {}  # by any of the processes, and not heard of yet
+        taken: dict[str, Task] = {}  # by any process, and not known to be done
         first = 0
         with one_thread():
             while (number := self._store.add("next", 1) - 1) < len(tasks) and not self._enough(work):
@@ -290,7 +289,7 @@ class Launched:
 
     def _wait_for_others(self, worker: Worker, todo: dict[str, Task], work: Work) -> None:
         taken = dict(todo)
-        for looks in itertools.count(1):
+        for polls in itertools.count(1):
             if not todo or self._enough(work):
                 return
             if work.stop:
@@ -298,14 +297,14 @@ class Launched:
             self._check_failed()
             time.sleep(POLL)
             self._collect(taken, todo, work)
-            if looks % 50 == 0:  # a job that is not one of these processes may have stored some of it
+            if polls % 50 == 0:  # another job may have stored some of the tasks
                 still_open = {task.key for task in worker.open_tasks(todo.values())}
                 for key in todo.keys() - still_open:
                     work.done(todo[key], worker.right(todo[key]), None)
                     del todo[key], taken[key]
 
     def _collect(self, taken: dict[str, Task], todo: dict[str, Task], work: Work) -> None:
-        """Hear of what any of the processes has stored since."""
+        """Call `work.done` for the tasks that any process has stored since."""
         for key in list(taken) if self.main else ():
             if self._store.check([f"right {key}"]):
                 work.done(*_unpacked(taken[key], self._store.get(f"right {key}").decode()))
@@ -327,7 +326,7 @@ class Launched:
 
 
 def _packed(task: Task, right: Column | None, seconds: float) -> str:
-    """What was done of a task, which may be less than another process had left to do."""
+    """Encode the result of a task, which may have fewer positions than the main process's task."""
     return json.dumps([task.positions.tolist(), None if right is None else right.tolist(), seconds])
 
 

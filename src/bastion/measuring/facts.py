@@ -1,4 +1,4 @@
-"""A measured suite, read back: which facts it is made of, and what they amount to. No torch."""
+"""`Facts`: a stored measurement with its columns, estimates, tables and exports. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bastion import storage
 from bastion.errors import BastionError, printable
 from bastion.measuring import sanity, table
-from bastion.measuring.grids import Grid, grids
+from bastion.measuring.grids import AccuracyGrid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
 from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
@@ -26,7 +26,7 @@ from bastion.suite import CORRECT, Role
 
 
 class Columns(Mapping[str, Column]):
-    """`"pgd-20/correct"` -> (n,). A column is read when it is asked for."""
+    """Columns by name: `"pgd-20/correct"` -> (n,). Each is read on first use."""
 
     def __init__(self, run: Run, about: Measurement) -> None:
         self._run, self._about = run, about
@@ -60,19 +60,19 @@ class Facts:
         return f"<{self.about.model} on {self.about.data['name']}, n = {self.n}: {numbers or 'no accuracies'}>"
 
     def in_memory(self) -> Facts:
-        """With everything read, so that the files may go."""
+        """Return a copy with everything read, so that the files may be removed."""
         kept = {case.label: self.pictures(case.label) for case in self.about.cases if case.kind == "probes"}
         return Facts(self.run, self.about, {name: self.columns[name] for name in self.columns}, kept)
 
     def rows(self) -> dict[str, Column]:
-        """Every fact of one value per example by name, with `index` and `label` once in front."""
+        """Return all columns with one value per example, by name; `index` and `label` come first, once."""
         names = [name for name in self.columns if self.case(name.rpartition("/")[0]).kind == "probes"]
         shared = {each: next(name for name in names if name.endswith(f"/{each}")) for each in ("index", "label")}
         own = [name for name in names if name.rpartition("/")[2] not in shared and self.columns[name].ndim == 1]
         return {name: self.columns[key] for name, key in shared.items()} | {name: self.columns[name] for name in own}
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with one row per example."""
+        """Return a pandas DataFrame with one row per example."""
         try:
             import pandas
         except ImportError as error:
@@ -80,7 +80,7 @@ class Facts:
         return pandas.DataFrame(self.rows())
 
     def to_csv(self, path: str | Path) -> None:
-        """One line per example."""
+        """Write a CSV file with one line per example."""
         rows, file = self.rows(), io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(rows)
@@ -88,7 +88,7 @@ class Facts:
         storage.write_text(Path(path), file.getvalue())
 
     def adversarial(self, label: str) -> Column:
-        """(n, C, H, W) what the attack of a probe made of every example, as float32 in [0, 1]."""
+        """Return a probe's adversarial examples, (n, C, H, W) float32 in [0, 1]."""
         pictures = self.pictures(label)
         if "adversarial" not in pictures or len(pictures["position"]) < self.n:
             count = len(pictures.get("position", ()))
@@ -113,18 +113,18 @@ class Facts:
         raise BastionError(f"no probe '{label}' in this measurement; it has {', '.join(self.labels)}")
 
     def at(self, label: str, column: str, positions: Column) -> Column:
-        """The column's rows of the examples at these positions, such as those that have pictures."""
+        """Return a column's rows of the examples at these positions, such as those that have pictures."""
         return np.asarray(self.columns[f"{label}/{column}"][self.row_numbers(label, positions)])
 
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
     def estimate(self, column: Column) -> Estimate:
-        """With its interval; of a measurement that stopped early, one about all examples that is valid all the same."""
+        """Return the mean with its interval; if measuring stopped early, one that allows for it."""
         return estimate_stopped(column, self.about.population)
 
     def first(self, n: int) -> Facts:
-        """Of the first n examples alone, as if no more had been measured."""
+        """Return the facts of the first n examples only."""
         cases = tuple(
             case.model_copy(update={"n": min(n, case.n)}) if case.kind == "probes" else case
             for case in self.about.cases
@@ -133,18 +133,18 @@ class Facts:
         return Facts(self.run, about, Columns(self.run, about))
 
     def correct(self, label: str) -> Column:
-        """(n,) bool: right under this probe."""
+        """Return (n,) bool: classified correctly under this probe."""
         return self.columns[f"{label}/{CORRECT}"]
 
     def accuracies(self) -> dict[str, Estimate]:
-        """Of every probe that says what is right, and the aggregates that are accuracies."""
+        """Return the accuracy of every probe with a column `correct`, and of the aggregates that are accuracies."""
         labels = [case.label for case in self.about.cases if case.kind == "probes" and CORRECT in case.columns]
         result = {label: self.estimate(self.correct(label)) for label in labels}
         shared = [name for name, each in self.about.aggregates.items() if each.is_accuracy]
         return result | {name: self.aggregate(name) for name in shared}
 
     def errors(self) -> dict[str, Estimate]:
-        """The other aggregates: weighted sums of error rates or flip rates, such as mCE and mFR."""
+        """Return the other aggregates: weighted sums of error rates or flip rates, such as mCE and mFR."""
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
@@ -154,9 +154,9 @@ class Facts:
         return bounded_mean(column, *bounds)
 
     def aggregate_column(self, name: str) -> Column:
-        """(n,): made example by example, so that its interval knows that all probes saw the same examples.
+        """Return (n,): the aggregate of each example, so that the interval allows for probes sharing examples.
 
-        NaN where a member has no finite number, such as the distance of an example that nothing fooled.
+        NaN where a member is not finite, such as the distance of an example that was not fooled.
         """
         chosen = self.about.aggregates[name]
         for label in chosen.members:
@@ -174,26 +174,26 @@ class Facts:
         return column
 
     def two_phase(self, label: str) -> TwoPhase:
-        """Of a probe that runs its costly attacks on a sample of the survivors: accuracy after all of them."""
+        """Return the accuracy of a probe that ran its second attack on a sample of the first one's survivors."""
         survived, sampled, lost = (self.columns[f"{label}/{name}"] for name in PHASES)
         return two_phase(survived, sampled, lost)
 
     def two_phases(self) -> dict[str, TwoPhase]:
-        """Of every probe that has such an estimate."""
+        """Return the two-phase estimates of all probes that have one."""
         found = [label for label in self.labels if all(f"{label}/{name}" in self.columns for name in PHASES)]
         return {label: self.two_phase(label) for label in found}
 
-    def grids(self) -> list[Grid]:
-        """Of probes that vary along two axes, such as type and severity of a corruption."""
+    def grids(self) -> list[AccuracyGrid]:
+        """Return the accuracies of probes with two axes, such as type and severity of a corruption."""
         return grids(self.about.cases, self.accuracies())
 
     def numbers(self) -> dict[str, Estimate]:
-        """All estimates that sum the measurement up. Those of two phases have an interval about all images too."""
+        """Return the estimates of the summary: accuracies, two-phase accuracies and error aggregates."""
         phased = {label: each.population for label, each in self.two_phases().items()}
         return self.accuracies() | phased | self.errors()
 
     def estimates(self) -> dict[str, Estimate]:
-        """Every other column of one yes or no or real number per example; sanity checks and studies aside."""
+        """Return the mean of every other bool or float column, without sanity checks and studies."""
         labels = {case.label for case in self.about.cases if case.kind == "probes"}
         columns = {
             name: self.columns[name]
@@ -207,7 +207,7 @@ class Facts:
         }
 
     def studies(self) -> dict[str, dict[str, Column]]:
-        """By label and name, each with the study's parts along its first axis."""
+        """Return the arrays of studies by label and name; the first axis is the study's parts."""
         return {
             case.label: {name: self.columns[f"{case.label}/{name}"] for name in case.columns}
             for case in self.about.cases
@@ -215,7 +215,7 @@ class Facts:
         }
 
     def scalars(self) -> dict[str, float]:
-        """Of studies, what is one number: by label/name."""
+        """Return the single numbers of studies by `label/name`."""
         return {
             f"{label}/{name}": values.item()
             for label, columns in self.studies().items()
@@ -224,7 +224,7 @@ class Facts:
         }
 
     def stages(self, label: str) -> dict[str, Estimate]:
-        """Of a probe whose attack is an ensemble: accuracy after each of its members."""
+        """Return the accuracy after each member of a probe's ensemble attack."""
         members = self.case(label).members
         if not members or not {f"{label}/fooled_by", f"{label}/{CORRECT}"} <= self.columns.keys():
             return {}
@@ -236,40 +236,40 @@ class Facts:
         }
 
     def curve(self, label: str, radii: Sequence[float]) -> dict[float, Estimate]:
-        """The security curve: accuracy at each radius, from the distances of one search per example.
+        """Return the security curve: accuracy at each radius, from one minimal distance per example.
 
-        An example is right at a radius if the nearest adversarial example is further away; clean mistakes have
-        distance 0. An upper bound at every radius, as any attack's accuracy is.
+        An example is robust at a radius if its nearest adversarial example is further away; clean mistakes have
+        distance 0. Like the accuracy under any attack, it is an upper bound.
         """
         case = self.case(label)
         if DISTANCE not in case.columns or CORRECT in case.columns:
-            raise BastionError(f"curve: '{label}' does not tell the smallest distance; the probe distortion does")
+            raise BastionError(f"curve: '{label}' has no minimal distances; measure with the probe distortion")
         distance = self.columns[f"{label}/{DISTANCE}"]
         return {radius: self.estimate((distance > radius) & (distance > 0)) for radius in radii}
 
     def pictures(self, label: str) -> dict[str, Column]:
-        """Kept of the first examples: `position`, and whatever the probe shows."""
+        """Return the stored pictures of the first examples, with their `position`."""
         case = self.case(label)
         if self.kept is not None:
             return self.kept[label]
         return FactStore(self.run.facts / case.store).pictures(self.about.positions(case))
 
     def row_numbers(self, label: str, positions: Column) -> Column:
-        """Where examples are in the columns: not at their positions in the split, if the measurement stopped early."""
+        """Return the rows of these positions in the columns; they differ if measuring stopped early."""
         return np.searchsorted(self.about.positions(self.case(label)), positions)
 
     @property
     def checks(self) -> int:
-        """How many sanity checks were made."""
+        """Number of sanity checks that were run."""
         return sum(map(sanity.is_check, self.columns))
 
     def warnings(self) -> list[sanity.SanityWarning]:
-        """Why the accuracies should not be trusted, as far as the sanity checks can tell."""
+        """Return the warnings of the sanity checks."""
         checked = {name: self.columns[name] for name in self.columns if sanity.is_check(name)}
         return [*self._accuracy_warnings(), *sanity.warnings(checked)]
 
     def _accuracy_warnings(self) -> list[sanity.SanityWarning]:
-        """Of clean accuracy: what no attack can be asked about."""
+        """Return warnings about clean accuracy."""
         labels = [case.label for case in self.with_role("clean") if CORRECT in case.columns and "label" in case.columns]
         if not labels or self.n < sanity.FEWEST:
             return []
@@ -277,7 +277,7 @@ class Facts:
         return sanity.accuracy_warnings(labels[0], right, y, len(self.about.classes))
 
     def table(self) -> str:
-        """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text."""
+        """Return a text table: accuracy with its 95 % interval per probe and aggregate, paper's numbers, warnings."""
         return table.table(self)
 
     def _repr_html_(self) -> str:
@@ -288,7 +288,7 @@ def write_measurement(run: Run, about: Measurement, *, changed: bool = True) -> 
     """Store the measurement. If no fact changed and a stored one says the same, keep that one with its date."""
     path = _path(run, about, stopped=about.population is not None)
     stored = None if changed else _stored(path)
-    if stored and stored == about.model_copy(update=_passing(stored)):
+    if stored and stored == about.model_copy(update=_volatile(stored)):
         return Facts(run, stored, Columns(run, stored))
     facts = Facts(run, about, Columns(run, about))
     doubts = tuple(dict.fromkeys(warning.code for warning in facts.warnings()))
@@ -296,12 +296,12 @@ def write_measurement(run: Run, about: Measurement, *, changed: bool = True) -> 
     about = about.model_copy(update={"summary": facts.numbers(), "scalars": scalars, "doubts": doubts})
     storage.write_json(path, about.model_dump(mode="json"))
     if about.population is None:
-        _path(run, about, stopped=True).unlink(missing_ok=True)  # it has gone on to the end
+        _path(run, about, stopped=True).unlink(missing_ok=True)  # it was completed
     return Facts(run, about, facts.columns)
 
 
 def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
-    """One that stopped early has the same file however far it went."""
+    """Return the file of a measurement; one that stopped early has the same file however many examples it has."""
     stores: Any = {case.label: [case.store, case.n] for case in about.cases}
     if stopped:
         stores = ["stopped", {case.label: case.store for case in about.cases}]
@@ -309,8 +309,8 @@ def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
     return run.measurements / f"{about.suite[:50]}-{storage.fingerprint(named, digits=8)}.json"
 
 
-def _passing(stored: Measurement) -> dict[str, Any]:
-    """What may differ in a measurement that says the same, or is made from its facts."""
+def _volatile(stored: Measurement) -> dict[str, Any]:
+    """Return the fields that may differ between equal measurements, or are computed from the facts."""
     return {key: getattr(stored, key) for key in ("created", "command", "machine", "summary", "scalars", "doubts")}
 
 
@@ -323,7 +323,7 @@ def _stored(path: Path) -> Measurement | None:
 
 def _read(path: Path) -> Measurement:
     try:
-        return Measurement.model_validate(_shown(storage.read_json(path)))
+        return Measurement.model_validate(_printable(storage.read_json(path)))
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(map(str, first["loc"]))
@@ -332,16 +332,16 @@ def _read(path: Path) -> Measurement:
         ) from error
 
 
-def _shown(content: Any) -> Any:
-    """All text of it as it may stand in tables and pages."""
+def _printable(content: Any) -> Any:
+    """Make all text in it safe for tables and pages."""
     if isinstance(content, dict):
-        return {_shown(key): _shown(value) for key, value in content.items()}
+        return {_printable(key): _printable(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_shown(each) for each in content]
+        return [_printable(each) for each in content]
     return printable(content) if isinstance(content, str) else content
 
 
 def read_measurements(run: Run) -> list[Facts]:
-    """All finished measurements of a run, oldest first."""
+    """Read all finished measurements of a run, oldest first."""
     stored = [_read(path) for path in storage.files(run.measurements, "*.json")]
     return [Facts(run, about, Columns(run, about)) for about in sorted(stored, key=lambda each: each.created)]

@@ -1,4 +1,4 @@
-"""Where the facts of a model are: its own run, or a folder of `runs/` that is named after it. No torch."""
+"""Finds the run that holds a model's facts: its own run, or a folder of `runs/` named after it. No torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CARD = "card.json"
 
 
 def default_folder(name: str, weights: str) -> Path:
-    """Where facts of a model go that has no run of its own."""
+    """Return the run folder of a model that bastion did not train."""
     return RUNS / f"{_slug(name)}-{weights[:8]}"
 
 
 def find_run(model: str | Path) -> Run:
-    """By a run directory, or by what `bastion measure` was given: `zoo/NAME`, `timm/NAME`, a model folder, a file."""
+    """Find the run by its directory or the argument of `bastion measure`: `zoo/NAME`, `timm/NAME`, a folder, a file."""
     if (run := Run(Path(model))).exists():
         return run
     folder = ZOO / str(model).removeprefix("zoo/") if str(model).startswith("zoo/") else Path(model)

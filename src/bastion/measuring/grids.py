@@ -1,4 +1,4 @@
-"""Probes that vary along two axes, such as type and severity of a corruption: a grid of accuracies."""
+"""Tables of accuracies of probes with two axes, such as type and severity of a corruption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[str, str]  # values of the two axes
 
 
 @dataclass(frozen=True)
-class Grid:
+class AccuracyGrid:
     """One line for each value of the first axis, one column for each of the second."""
 
     probe: str
@@ -29,7 +29,7 @@ class Grid:
         return set(self.cells.values())
 
     def lines(self) -> list[str]:
-        """As text, in percent."""
+        """Return lines of text, in percent."""
         rows, columns = (list(dict.fromkeys(key[axis] for key in self.cells)) for axis in (0, 1))
         titles = [f"{self.axes[0]}={value}" for value in rows]
         head = [f"{self.axes[1]}={value}" for value in columns]
@@ -44,14 +44,14 @@ class Grid:
         return f"{100 * self.accuracies[self.cells[key]].value:.1f}" if key in self.cells else ""
 
 
-def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> list[Grid]:
-    """Of every probe that has two axes with several values each."""
-    made: dict[str, Grid] = {}
+def grids(cases: Sequence[MeasuredCase], accuracies: Mapping[str, Estimate]) -> list[AccuracyGrid]:
+    """Return a grid for every probe with two axes of several values each."""
+    made: dict[str, AccuracyGrid] = {}
     for case in cases:
         if len(case.at) == 2 and case.label in accuracies:
             (first, second), (row, column) = case.at, map(written, case.at.values())
             probe = case.label.removesuffix(f" {first}={row} {second}={column}")  # else an axis has one value
             if probe != case.label:
-                grid = made.setdefault(probe, Grid(probe, (first, second), {}, accuracies))
+                grid = made.setdefault(probe, AccuracyGrid(probe, (first, second), {}, accuracies))
                 grid.cells[row, column] = case.label
     return list(made.values())

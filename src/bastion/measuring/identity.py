@@ -1,5 +1,5 @@
-"""Which model and data facts are of. A model is recognised, not hashed: its weights and what its modules are must be
-the same, and its answers to images of the data must agree but for rounding."""
+"""Identity of the model and data that facts belong to. A model is recognised, not hashed: its weights and modules must
+be equal, and its logits on images of the data must agree up to rounding."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from bastion.run import Run
 from bastion.types import DataSet
 
 IMAGES = 4  # of the data, whose logits and gradients are compared
-LOGITS = 2e-3  # of the largest: other machines, versions and batch sizes round otherwise
-SLOPES = 0.05  # of their length: a ReLU whose input is nearly zero may be open on one machine and shut on another
+LOGITS = 2e-3  # relative to the largest: machines, versions and batch sizes differ in rounding
+SLOPES = 0.05  # relative to the largest: a ReLU whose input is nearly zero may be on or off by rounding
 FILE = "identity.json"
 
-# What nn.Module keeps of its own; parameters and buffers are in the weights, modules are described one by one.
+# Attributes of nn.Module itself; parameters and buffers are in the weights, modules are described one by one.
 _OWN = set(vars(nn.Module()))
 _HOOKS = {name for name in _OWN if name.endswith("_hooks")}
 _INSTALLED = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
@@ -42,7 +42,7 @@ _INSTALLED = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("p
 
 @dataclass(frozen=True)
 class Identity:
-    """Of a model on a split of a data set."""
+    """Identity of a model on a split of a data set."""
 
     weights: str
     data: dict[str, str]  # name, split, fingerprint and digest of its images; of its columns, if it has any
@@ -54,7 +54,7 @@ class Identity:
         return self.acts_as(other) and _same_modules(self.modules, other.modules)
 
     def acts_as(self, other: Identity) -> bool:
-        """Equal weights and data, and answers that agree: what a copy in another process must have."""
+        """Whether weights and data are equal and logits agree: required of a copy in another process."""
         return (
             self.weights == other.weights
             and self.data == other.data
@@ -63,12 +63,12 @@ class Identity:
         )
 
     def folder(self, run: Run) -> Path:
-        """Where a run keeps the facts of this model and data; made if there is none."""
+        """Return the folder of a run with the facts of this model and data; create it if there is none."""
         for folder in storage.files(run.facts, "*"):
             if storage.is_file(folder / FILE) and self.matches(read_identity(folder)):
                 return folder
         name = storage.fingerprint([self.weights, self.data, self.modules])
-        for number in itertools.count(1):  # several processes may be here at once: all of them take the same one
+        for number in itertools.count(1):  # processes that do this at once all take the same one
             folder = run.facts / (name if number == 1 else f"{name}-{number}")
             if not storage.is_file(folder / FILE):
                 storage.write_json(folder / FILE, dataclasses.asdict(self))
@@ -82,13 +82,13 @@ def read_identity(folder: Path) -> Identity:
     try:
         return Identity(**storage.read_json(folder / FILE))
     except TypeError as error:
-        raise BastionError(f"{folder / FILE}: not what identifies facts; remove {folder} and measure again") from error
+        raise BastionError(f"{folder / FILE}: not an identity of facts; remove {folder} and measure again") from error
 
 
 def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
     images = data.split(split)
     modules = {name: _describe_module(module) for name, module in model.named_modules()}  # before it runs
-    logits, slopes = _answers(model, images.batch(range(min(IMAGES, len(images)))).x)
+    logits, slopes = _logits_and_slopes(model, images.batch(range(min(IMAGES, len(images)))).x)
     columns = {"columns": storage.fingerprint(list(data.columns))} if data.columns is not None else {}
     return Identity(
         weights=checkpoint.digest(model),
@@ -101,7 +101,7 @@ def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums are added in one order, whatever machine this is."""
+    """Run on one thread, so that sums are added in the same order on every machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -110,8 +110,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _answers(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, K), and the slope of the largest logit along four fixed directions, (B, 4)."""
+def _logits_and_slopes(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits (B, K) and the slope of the largest logit along four fixed directions (B, 4)."""
     x = images.to(device_of(model)).requires_grad_()
     with torch.enable_grad(), in_mode(model, training=False), rng.preserved(), one_thread(), frozen(model):
         rng.reseed("identity")
@@ -137,7 +137,7 @@ def _same_modules(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def _same_module(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """An attribute that one of them lacks is a difference, but not where an upgrade of a library may have added it."""
+    """Compare two modules, ignoring attributes that an upgrade of a library may have added."""
     names = ours.keys() | theirs.keys()
     if "text" not in names:
         added = {name for name in ours.keys() ^ theirs.keys() if not isinstance(ours.get(name, theirs.get(name)), dict)}
@@ -146,7 +146,7 @@ def _same_module(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
-    """Its class, the text of the class unless it is of an installed package, and what it holds besides weights."""
+    """Return its class, a hash of the class's source unless that is installed, and its attributes besides weights."""
     state = {name: value for name, value in vars(module).items() if name not in _OWN}
     state |= {name: module._buffers[name] for name in module._non_persistent_buffers_set}  # not in the weights
     hooks = {name: list(vars(module)[name].values()) for name in _HOOKS if vars(module).get(name)}
@@ -154,7 +154,7 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 
 
 def _describe_code(kind: Any) -> dict[str, str]:
-    """The name of a class or function, and the text of what of it, or of its bases, is not installed."""
+    """Return the name of a class or function, and a hash of its and its bases' source that is not installed."""
     name = f"{kind.__module__}.{kind.__qualname__}".replace("__mp_main__", "__main__")  # a script's, in a worker
     own = [each for each in getattr(kind, "__mro__", (kind,)) if not _is_installed(each)]
     if not own:
@@ -167,16 +167,16 @@ def _is_installed(kind: Any) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if kind.__module__.startswith("bastion.") or kind.__module__ == "builtins":
         return True
-    return file is not None and _lies_installed(file)
+    return file is not None and _is_in_site_packages(file)
 
 
 @functools.cache
-def _lies_installed(file: str) -> bool:
+def _is_in_site_packages(file: str) -> bool:
     return str(Path(file).resolve()).startswith(_INSTALLED)
 
 
 def _plain(value: Any, depth: int = 4) -> Any:
-    """Anything a module may hold as something that JSON can hold, and that differs if the value does."""
+    """Convert any attribute of a module to JSON values that differ if the attribute does."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, nn.Module):

@@ -1,5 +1,5 @@
-"""Confidence intervals of one column of facts, as a sample of all images there could be. Every aggregate has one, and
-its n. `sampling` has those of some of the examples of a split, `paired` those of two models. No torch."""
+"""Confidence intervals of one column of facts, as a sample of the image distribution. `sampling` has
+intervals about a split from some of its examples, `paired` those of differences. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 
 
 def wilson(successes: int, n: int, z: float = _Z95) -> Estimate:
-    """Wilson's score interval of a proportion (1927): right at 0 and 1, where the normal one collapses."""
+    """Wilson's score interval of a proportion (1927): valid at 0 and 1, where the normal interval has no width."""
     if n == 0:
         return Estimate(math.nan, 0.0, 1.0, 0)
     p = successes / n
@@ -31,7 +31,7 @@ def wilson(successes: int, n: int, z: float = _Z95) -> Estimate:
 
 
 def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Estimate:
-    """The exact interval of a proportion (Clopper and Pearson 1934): never covers less than `level`, mostly more."""
+    """Exact interval of a proportion (Clopper and Pearson 1934): covers at least `level`, mostly more."""
     if n == 0:
         return Estimate(math.nan, 0.0, 1.0, 0)
     tail = (1 - level) / 2
@@ -39,7 +39,7 @@ def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Estimate:
 
 
 def _exact_bound(successes: int, n: int, tail: float) -> float:
-    """The proportion under which so many successes or more have the probability `tail`."""
+    """Return the p with P(X ≥ successes) = tail for X ~ Binomial(n, p)."""
     low, high = 0.0, 1.0
     if successes == 0:
         return low
@@ -49,13 +49,13 @@ def _exact_bound(successes: int, n: int, tail: float) -> float:
 
 
 def binomial_tail(successes: int, n: int, p: float) -> float:
-    """P(X ≥ successes) of n draws, for 0 < p < 1."""
+    """Return P(X ≥ successes) for X ~ Binomial(n, p), 0 < p < 1."""
     counts = np.arange(successes, n + 1)
     logs = log_choose(log_factorials(n), n, counts) + counts * math.log(p) + (n - counts) * math.log1p(-p)
     return float(np.exp(logs).sum())
 
 
-@functools.lru_cache(maxsize=4)  # those who invert a tail ask again and again
+@functools.lru_cache(maxsize=4)  # inverting a tail needs the same table many times
 def log_factorials(n: int) -> np.ndarray[Any, Any]:
     """log 0!, log 1!, …, log n!"""
     table = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
@@ -64,12 +64,12 @@ def log_factorials(n: int) -> np.ndarray[Any, Any]:
 
 
 def log_choose(factorials: np.ndarray[Any, Any], n: Any, k: Any) -> Any:
-    """log of n over k, for numbers or arrays of them, from a table of `log_factorials`."""
+    """Return the log of the binomial coefficient, for numbers or arrays, from a table of `log_factorials`."""
     return factorials[n] - factorials[k] - factorials[n - k]
 
 
 def mean(values: np.ndarray[Any, Any]) -> Estimate:
-    """Mean with a normal interval, over the finite values."""
+    """Mean of the finite values with a normal interval."""
     values = values[np.isfinite(values)].astype(np.float64)
     n = len(values)
     if n == 0:
@@ -80,10 +80,10 @@ def mean(values: np.ndarray[Any, Any]) -> Estimate:
 
 
 def bounded_mean(values: np.ndarray[Any, Any], low: float = 0.0, high: float = 1.0) -> Estimate:
-    """Mean of numbers that cannot leave [low, high], such as shares of right answers, over the finite ones.
+    """Mean of the finite values, which lie in [low, high], such as shares of correct predictions.
 
-    The interval is that of Agresti and Coull (1998, "plus four"): the normal one after two more examples at either
-    bound. It stays between the bounds, and has a width even if all values are the same.
+    The interval is that of Agresti and Coull (1998, "plus four"): the normal one after adding two examples at each
+    bound. It stays within the bounds, and has a width even if all values are equal.
     """
     found = mean(values)
     if found.n == 0:
@@ -93,7 +93,7 @@ def bounded_mean(values: np.ndarray[Any, Any], low: float = 0.0, high: float = 1
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """b less a, of two samples that know nothing of each other, from their intervals (Newcombe 1998, method 10)."""
+    """b minus a of two independent samples, from their intervals (Newcombe 1998, method 10)."""
     value = b.value - a.value
     low = value - math.hypot(b.value - b.low, a.high - a.value)
     high = value + math.hypot(b.high - b.value, a.value - a.low)
@@ -101,5 +101,5 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def estimate(values: np.ndarray[Any, Any]) -> Estimate:
-    """The mean of a column of facts: a proportion if it is of yes and no."""
+    """Mean of a column: with Wilson's interval if it is bool, else the normal one."""
     return wilson(int(values.sum()), len(values)) if values.dtype == bool else mean(values)

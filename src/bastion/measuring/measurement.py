@@ -1,4 +1,4 @@
-"""What a measurement is: which model, which data, which cases, and what they were summed up to. No torch."""
+"""`Measurement`: the stored description of a measurement (model, data, cases, aggregates, summary). No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
 
 DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
-MOST = 50_000_000  # examples: three times all of ImageNet-21k
+MOST = 50_000_000  # examples, three times ImageNet-21k
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
@@ -41,8 +41,8 @@ class MeasuredCase(_Part):
     at: dict[str, Any] = {}  # the values of the suite's axes
     data: dict[str, Any] = {}  # changes to the settings of the data set
     threat: MeasuredThreat | None = None
-    radii: tuple[float, ...] = ()  # that its curve of accuracy is shown at
-    adapted_to: int | None = None  # pixels of the images' side: positions of the model were interpolated for it
+    radii: tuple[float, ...] = ()  # of its security curve
+    adapted_to: int | None = None  # image size that the model's position embeddings were interpolated for
     members: tuple[str, ...] = ()  # of an ensemble of attacks
     columns: tuple[str, ...]
     meanings: dict[str, str] = {}
@@ -59,7 +59,7 @@ class MeasuredAggregate(_Part):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Of an example's value, if what is summed up lies between 0 and 1."""
+        """Bounds of an example's value, if the column lies in [0, 1]."""
         if self.column not in SHARES:
             return None
         weights = self.members.values() if self.kind in ("errors", "sum") else [1.0]
@@ -67,18 +67,18 @@ class MeasuredAggregate(_Part):
 
 
 class Published(_Part):
-    """What a paper printed for the recipe that the run was trained with."""
+    """Numbers that a paper reports for the run's recipe."""
 
     numbers: dict[str, float]  # by label, as fractions
     source: str  # `Table 1 of Tang et al. 2022`
-    note: str = ""  # such as why no right attack can meet them
+    note: str = ""  # such as why a correct attack cannot reproduce them
 
     def __str__(self) -> str:
         return "; ".join(filter(None, [self.source, self.note]))
 
 
 class Measurement(_Part):
-    """What `measurements/*.json` says."""
+    """Content of `measurements/*.json`."""
 
     created: str
     command: str
@@ -91,37 +91,37 @@ class Measurement(_Part):
     classes: tuple[str, ...]
     suite: str
     n: int = Field(ge=1, le=MOST)
-    # It stopped early, after n of so many examples in random order; None: these are the first n.
+    # If measuring stopped early: the n examples are the first in random order of this many. None: the first n.
     population: int | None = Field(None, ge=1, le=MOST)
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}
     published: Published | None = None
-    origins: tuple[dict[str, Any], ...] = ()  # more than one: facts of several versions, devices or machines are mixed
+    origins: tuple[dict[str, Any], ...] = ()  # several if versions, devices or machines are mixed
     parameters: int | None = None  # of the model; None: measured before they were counted
     category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
     blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
-    summary: dict[str, Estimate] = {}  # of `Facts.numbers`, so that lists of many models need not read facts
-    scalars: dict[str, float] = {}  # single numbers of studies, by label/name, for the same lists
+    summary: dict[str, Estimate] = {}  # `Facts.numbers`, so that leaderboards need not read facts
+    scalars: dict[str, float] = {}  # single numbers of studies by label/name, for leaderboards
     doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
 
     def positions(self, case: MeasuredCase) -> Column:
-        """Of the examples of a probe, or of the parts of a study."""
+        """Return the positions of a probe's examples, or the numbers of a study's parts."""
         return measured_positions(case.n, self.population if case.kind == "probes" else None)
 
 
 def adaptation(about: Measurement) -> str:
-    """To what sizes the model was adapted, if it was."""
+    """Return a note on the image sizes that the model was adapted to; empty if it was not."""
     sizes = sorted({case.adapted_to for case in about.cases if case.adapted_to})
-    return f"the model's positions were interpolated for images of {', '.join(map(str, sizes))} pixels" if sizes else ""
+    return f"position embeddings were interpolated for images of {', '.join(map(str, sizes))} pixels" if sizes else ""
 
 
 def mixture(about: Measurement) -> str:
-    """In what the origins of the facts differ, if they do: `measured with torch 2.12.0 and 2.13.0`."""
+    """Return a note on how the facts' origins differ, such as `torch 2.12.0 and 2.13.0`; empty if they do not."""
     flat = [{**origin, **origin.get("versions", {})} for origin in about.origins]
     keys = [key for key in (flat[0] if flat else {}) if key != "versions"]
-    said = []
+    differing = []
     for key in keys:
         values = sorted({str(origin.get(key)) for origin in flat})
         if len(values) > 1:
-            said.append(f"{key.replace('_', ' ')} {' and '.join(values)}")
-    return f"the facts were measured with different {', '.join(said)}" if said else ""
+            differing.append(f"{key.replace('_', ' ')} {' and '.join(values)}")
+    return f"the facts were measured with different {', '.join(differing)}" if differing else ""

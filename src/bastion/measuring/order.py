@@ -1,4 +1,4 @@
-"""In which order examples are measured, and when enough of them are. No torch."""
+"""Order of measuring, early stopping, and the estimate of the remaining time. No torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bastion.measuring.intervals import Estimate, wilson
 from bastion.measuring.sampling import confidence_sequence
 from bastion.measuring.store import Column
 
-NOTE = 42  # letters beside a progress bar, in a terminal of 80
+NOTE = 42  # characters beside a progress bar in a terminal of 80
 
 
 def shuffled(n: int) -> Column:
-    """0 to n - 1 in a fixed random order, by a hash of the number (SplitMix64): of fewer numbers, the same order."""
+    """Return 0 to n - 1 in a fixed random order, by hash (SplitMix64); a smaller n keeps the relative order."""
     word = (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -27,17 +27,17 @@ def shuffled(n: int) -> Column:
 
 
 def measured_positions(n: int, population: int | None) -> Column:
-    """Of a measurement of n examples: the first ones; of one that stopped early, the first in random order."""
+    """Return the first n positions; with a population (stopped early), the first n of it in random order, sorted."""
     return np.arange(n) if population is None else np.sort(shuffled(population)[:n])
 
 
 @dataclass
 class Tally:
-    """What is known of each case so far, example by example."""
+    """Counts which examples of each case are measured, and which are correct."""
 
-    order: Column  # positions, in the order they are measured in
-    cases: Collection[str]  # labels of the probes; a batch counts when all of them have it
-    worst: Mapping[str, Collection[str]] = field(default_factory=dict)  # aggregates: right under all of these
+    order: Column  # positions, in the order of measuring
+    cases: Collection[str]  # labels of the probes; an example is complete when all of them have it
+    worst: Mapping[str, Collection[str]] = field(default_factory=dict)  # aggregates: correct under all these probes
 
     def __post_init__(self) -> None:
         self._rank = np.argsort(self.order)
@@ -45,7 +45,7 @@ class Tally:
         self._right: dict[str, Column] = {}
 
     def add(self, label: str, positions: Sequence[int] | Column, right: Column | None) -> None:
-        """Facts of a case; `right` None: it does not say what is right. Studies do not count."""
+        """Add facts of a case; `right` is None if it has no column `correct`. Studies are ignored."""
         if label not in self._known:
             return
         inside = np.asarray(positions) < len(self.order)
@@ -55,21 +55,21 @@ class Tally:
             self._right.setdefault(label, np.zeros(len(self.order), bool))[ranks] = right[inside]
 
     def complete(self) -> int:
-        """How many examples, from the first in order, every case has."""
+        """Return how many examples, from the first in order, every case has measured."""
         unknown = ~np.logical_and.reduce(list(self._known.values()))
         return int(unknown.argmax()) if unknown.any() else len(self.order)
 
     def note(self, label: str, *, stops: bool) -> str:
-        """For a progress bar: of how many examples of a case how many are right; `stops`: whoever looks may stop."""
-        said = ""
+        """Return the accuracy so far, for a progress bar; `stops`: with an interval that allows for early stopping."""
+        text = ""
         if label in self._right:
             right, known = int(self._right[label].sum()), int(self._known[label].sum())
             now = confidence_sequence(right, known, len(self.order)) if stops else wilson(right, known)
-            said = f" {right}/{known} {100 * now.value:.1f} % [{100 * now.low:.1f}, {100 * now.high:.1f}]"
-        return _labelled(label, said)
+            text = f" {right}/{known} {100 * now.value:.1f} % [{100 * now.low:.1f}, {100 * now.high:.1f}]"
+        return _labelled(label, text)
 
     def intervals(self, n: int) -> dict[str, Estimate]:
-        """Of the accuracies on all examples, after the first n: valid whenever one stops."""
+        """Return the accuracies after the first n examples, with intervals that are valid at any stopping time."""
         columns = {label: right[:n] for label, right in self._right.items()}
         for name, members in self.worst.items():
             if all(label in columns for label in members):
@@ -78,17 +78,17 @@ class Tally:
 
 
 def surviving(label: str, survivors: int, n: int) -> str:
-    """For a progress bar, while an attack runs on n examples."""
+    """Return the survivors so far, for a progress bar, while an attack runs on n examples."""
     return _labelled(label, f": {survivors} of {n} survive")
 
 
-def _labelled(label: str, said: str) -> str:
-    name = re.sub(r" [^ =]+=", " ", label)  # of an axis, the value is enough
-    return shortened(name, NOTE - len(said)) + said
+def _labelled(label: str, text: str) -> str:
+    name = re.sub(r" [^ =]+=", " ", label)  # without the names of axes
+    return shortened(name, NOTE - len(text)) + text
 
 
 class Doing(NamedTuple):
-    """What a worker has done of the task that it is at."""
+    """Progress of a worker's current task."""
 
     worker: int
     case: int
@@ -99,14 +99,14 @@ class Doing(NamedTuple):
 
 
 class Pace:
-    """How much of the work is done, and how long the rest takes, by what each case has cost so far."""
+    """Estimates the share of work done and the time left, from the cost of each case so far."""
 
     def __init__(
         self, total: Mapping[int, int], left: Mapping[int, int], passes: Mapping[int, int] | None = None
     ) -> None:
-        """Examples of each case, or parts of a study, by its number; `passes`: on an example at most, 1 if not given.
+        """`total` and `left`: examples of each case, or parts of a study, by its number.
 
-        They tell what a case costs, beside others, before it has begun.
+        `passes`: most forward passes per example (default 1), the relative cost of a case before it has begun.
         """
         self._total, self._left = total, dict(left)
         self._passes = dict.fromkeys(total, 1) | {case: max(count, 1) for case, count in (passes or {}).items()}
@@ -115,9 +115,9 @@ class Pace:
         self._began = time.monotonic()
 
     def add(self, case: int, count: int, seconds: float | None) -> None:
-        """`seconds` of one worker; None: somebody else's, who has not told."""
+        """Count finished examples; `seconds` of one worker, None if unknown, as for another job's."""
         self._left[case] -= count
-        self._doing.clear()  # perhaps it was this; the others will say how far they are
+        self._doing.clear()  # one of these tasks is done; the other workers report again
         if seconds is not None:
             self._counted[case] += count
             self._seconds[case] += seconds
@@ -126,7 +126,7 @@ class Pace:
         self._doing[doing.worker] = doing
 
     def _known(self) -> dict[int, tuple[float, float]]:
-        """Examples that are done, and the seconds that they took, of every case that has begun."""
+        """Return the finished examples and their seconds, of every case that has begun."""
         known: dict[int, tuple[float, float]] = {
             case: (count, self._seconds[case]) for case, count in self._counted.items()
         }
@@ -136,7 +136,7 @@ class Pace:
         return {case: (count, seconds) for case, (count, seconds) in known.items() if count}
 
     def _costs(self) -> dict[int, float]:
-        """Seconds of an example. Cases that have not begun cost what others do for as many passes."""
+        """Return seconds per example; cases that have not begun are estimated from their passes."""
         known = self._known()
         passes = sum(count * self._passes[case] for case, (count, _) in known.items())
         rate = sum(seconds for _, seconds in known.values()) / passes if passes else 1.0
@@ -150,13 +150,13 @@ class Pace:
         return rest
 
     def done(self) -> float:
-        """Share of the work."""
+        """Return the share of the work that is done."""
         costs = self._costs()
         whole, rest = (sum(costs[case] * count for case, count in each.items()) for each in (self._total, self._rest()))
         return 1 - rest / whole if whole else 1.0
 
     def seconds_left(self) -> float:
-        """By the clock, at the pace so far; inf while nothing has been done."""
+        """Estimate the wall-clock seconds left at the pace so far; inf while nothing is done."""
         seconds = sum(seconds for _, seconds in self._known().values())
         if not seconds:
             return math.inf if any(self._left.values()) else 0.0
@@ -170,16 +170,16 @@ def shortened(text: str, length: int) -> str:
 
 
 class Limits:
-    """When to stop before all examples are measured.
+    """Decides when to stop before all examples are measured.
 
-    `until`: as soon as the 95 % interval of every accuracy is that narrow. It is looked at after each batch of the
-    order, so where it stops does not depend on how many workers there are. `budget`: after so many minutes.
+    `until`: when the 95 % interval of every accuracy is no wider than this. It is tested after each batch in order, so
+    the number of workers does not matter. `budget`: minutes.
     """
 
     def __init__(self, tally: Tally, batch_size: int, *, until: float | None, budget: float | None) -> None:
         self.tally, self.batch_size, self.until = tally, batch_size, until
         self._deadline = None if budget is None else time.monotonic() + 60 * budget
-        self._looked, self._reached = 0, False
+        self._tested, self._reached = 0, False
 
     @property
     def is_set(self) -> bool:
@@ -193,18 +193,18 @@ class Limits:
         return self._reached
 
     def count(self) -> int:
-        """How many examples, from the first in order, the measurement is of."""
-        return self._looked if self.is_narrow() else self.tally.complete()
+        """Return how many examples, from the first in order, the measurement has."""
+        return self._tested if self.is_narrow() else self.tally.complete()
 
     def _becomes_narrow(self) -> bool:
         if self.until is None:
             return False
         complete, total = self.tally.complete(), len(self.tally.order)
-        while self._looked < complete:
-            following = min(self._looked + self.batch_size, total)
+        while self._tested < complete:
+            following = min(self._tested + self.batch_size, total)
             if following > complete:
                 return False
-            self._looked = following
+            self._tested = following
             widths = [each.high - each.low for each in self.tally.intervals(following).values()]
             if widths and max(widths) <= self.until:
                 return True

@@ -1,4 +1,4 @@
-"""Two models on the same examples: their difference, with what both get right or wrong cancelled out. No torch."""
+"""Paired difference of two models on the same examples, with its interval and test. No torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Column = np.ndarray[Any, Any]
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Exact two-sided p-value (McNemar 1947): are examples that only one model gets right equally often either's?"""
+    """Exact two-sided p-value of McNemar's test (1947), from the examples that only one model gets right."""
     changed = only_a + only_b
     return min(1.0, 2 * binomial_tail(max(only_a, only_b), changed, 0.5)) if changed else 1.0
 
 
 def paired_difference(a: Column, b: Column, population: int | None = None) -> Estimate:
-    """Mean of b less mean of a, over the same examples: Tango's interval for yes and no, the normal one for numbers.
+    """Mean of b minus mean of a over the same examples: Tango's interval for bool columns, else the normal one.
 
-    With a population, these are the first of so many examples, in random order, and a measurement stopped there.
+    With a population, measuring stopped early, and these are its first examples in random order.
     """
     if a.dtype != bool or b.dtype != bool:
         return mean(b.astype(np.float64) - a.astype(np.float64))
@@ -32,16 +32,16 @@ def paired_difference(a: Column, b: Column, population: int | None = None) -> Es
 
 
 def difference_sequence(gained: int, lost: int, n: int, population: int, level: float = 0.95) -> Estimate:
-    """(gained - lost) / n on a split of `population` examples, after n in random order: valid whenever one stops.
+    """(gained - lost) / n on a split of `population` examples, after n in random order: valid at any stopping time.
 
-    Both shares have a confidence sequence with half of 1 - level each (Bonferroni).
+    Each share has a confidence sequence at (1 - level) / 2 (Bonferroni).
     """
     up, down = (confidence_sequence(count, n, population, (1 + level) / 2) for count in (gained, lost))
     return Estimate(up.value - down.value, up.low - down.high, up.high - down.low, n)
 
 
 def tango(gained: int, lost: int, n: int, level: float = 0.95) -> Estimate:
-    """Score interval of (gained - lost) / n (Tango 1998, Statistics in Medicine 17): for few changes too, even none.
+    """Score interval of (gained - lost) / n (Tango 1998, Statistics in Medicine 17): valid for few changes, or none.
 
     All differences that the score test with the constrained maximum-likelihood estimate does not reject.
     """
@@ -64,7 +64,7 @@ def tango(gained: int, lost: int, n: int, level: float = 0.95) -> Estimate:
 
 
 def _share_lost(difference: float, gained: int, lost: int, n: int) -> float:
-    """Most likely share of examples that only the first model gets right, if this were the true difference."""
+    """Maximum-likelihood share of examples that only the first model gets right, given the true difference."""
     a, b = 2 * n, (2 * n - gained + lost) * difference - gained - lost
     c = -lost * difference * (1 - difference)
     return (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)

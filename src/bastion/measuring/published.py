@@ -1,4 +1,4 @@
-"""What a paper printed for the recipe that a run was trained with, for measurements by the paper's suite. No torch."""
+"""Numbers that a paper reports for a run's recipe, matched to a measurement by the paper's suite. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bastion.suite import Suite
 def published(
     recipe: Mapping[str, Any] | None, suite: Suite, cases: Sequence[MeasuredCase], data: Mapping[str, str]
 ) -> Published | None:
-    """By labels of the suite; None where the run is not of the suite's paper, or measured on other data.
+    """Return the paper's numbers by label; None if the run is not of the suite's paper, or measured on other data.
 
-    A paper attacks with the radius that it trains with. Measured at another one, its number has no place.
+    A paper attacks with the radius of training, so its numbers are left out where the measured radius differs.
     """
     expect: Mapping[str, Any] = (recipe or {}).get("expect") or {}
     source = str(expect.get("source", ""))
@@ -30,5 +30,5 @@ def published(
 
 
 def _is_at(case: MeasuredCase, trained: Mapping[str, Any]) -> bool:
-    """The radius is the one of training, or of another norm."""
+    """Whether the case has the radius of training, another norm, or no threat."""
     return case.threat is None or case.threat.norm != trained["norm"] or case.threat.eps == trained["eps"]

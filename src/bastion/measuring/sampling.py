@@ -1,7 +1,7 @@
-"""Accuracy on all examples of a split, or after the whole of an attack, from some examples drawn at random. No torch.
+"""Intervals of the accuracy on a whole split, or after a whole attack, from a random sample of the examples. No torch.
 
-These intervals are about the split itself, not about all images there could be: they shrink to a point when every
-example has been measured.
+These intervals are about the split itself, not about the image distribution: their width is zero once every example
+has been measured.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Column = np.ndarray[Any, Any]
 
 
 def confidence_sequence(successes: int, n: int, population: int, level: float = 0.95) -> Estimate:
-    """Accuracy on a split of `population` examples, after n in random order: valid however it was decided to stop.
+    """Accuracy on a split of `population` examples, after n in random order: valid at any stopping time.
 
     The prior-posterior-ratio martingale of Waudby-Smith and Ramdas 2020 ("Confidence sequences for sampling without
-    replacement"): with probability `level`, prior / posterior < 1 / (1 - level) at the true number of right examples,
-    for all n at once. Under a uniform prior (beta-binomial with a = b = 1) each number of successes among n is equally
-    likely beforehand, so that prior / posterior = 1 / ((n + 1) likelihood).
+    replacement"): with probability `level`, prior / posterior < 1 / (1 - level) at the true number of successes, for
+    all n at once. Under a uniform prior (beta-binomial with a = b = 1) each number of successes among n is a priori
+    equally likely, so prior / posterior = 1 / ((n + 1) likelihood).
     """
     _check("confidence_sequence", successes, n, population)
     factorials = log_factorials(population)
-    right = np.arange(successes, population - (n - successes) + 1)  # of the whole split: what is still possible
+    right = np.arange(successes, population - (n - successes) + 1)  # possible successes in the whole split
     log_likelihood = (
         log_choose(factorials, right, successes)
         + log_choose(factorials, population - right, n - successes)
@@ -39,9 +39,9 @@ def confidence_sequence(successes: int, n: int, population: int, level: float = 
 
 
 def estimate_stopped(values: Column, population: int | None) -> Estimate:
-    """The mean of a column of facts of a measurement that stopped early, after the first of `population` examples.
+    """Mean of a column of a measurement that stopped early, after the first of `population` examples.
 
-    A proportion has an interval that is valid all the same. None: it did not stop, and the interval is an ordinary one.
+    A bool column gets a confidence sequence, other columns the ordinary interval; so does all if population is None.
     """
     if population is None or values.dtype != bool:
         return estimate(values)
@@ -49,10 +49,10 @@ def estimate_stopped(values: Column, population: int | None) -> Estimate:
 
 
 def hypergeometric(successes: int, sample: int, population: int, level: float = 0.95) -> Estimate:
-    """Share of successes in a finite population, exact, from a sample without replacement; its size fixed beforehand.
+    """Exact interval of the share of successes in a finite population, from a sample without replacement of fixed size.
 
-    Both tails are inverted, as Clopper and Pearson do for the binomial distribution: those numbers of successes in the
-    population under which what was seen is not in a tail of (1 - level) / 2.
+    Both tails are inverted, as Clopper and Pearson do for the binomial distribution: all numbers of successes in the
+    population under which the observed count is not in a tail of (1 - level) / 2.
     """
     _check("hypergeometric", successes, sample, population)
     tail = (1 - level) / 2
@@ -62,7 +62,7 @@ def hypergeometric(successes: int, sample: int, population: int, level: float = 
 
 
 def _fewest(successes: int, n: int, population: int, tail: float) -> int:
-    """The smallest number in the population under which so many or more are likelier than `tail`."""
+    """Return the fewest successes in the population with P(X ≥ successes) > tail."""
     low, high = successes, population - (n - successes)
     factorials = log_factorials(population)
     while low < high:
@@ -75,14 +75,14 @@ def _fewest(successes: int, n: int, population: int, tail: float) -> int:
 
 
 def _upper_tail(factorials: Column, successes: int, n: int, population: int, right: int) -> float:
-    """P(X ≥ successes) among n of the population, `right` of which are successes."""
+    """Return P(X ≥ successes) among n draws from a population with `right` successes."""
     counts = np.arange(max(successes, n - (population - right)), min(n, right) + 1)
     logs = log_choose(factorials, right, counts) + log_choose(factorials, population - right, n - counts)
     return float(np.exp(logs - log_choose(factorials, population, n)).sum())
 
 
 def _share(successes: int, n: int, low: int, high: int, population: int) -> Estimate:
-    """Near the end successes/n may be no multiple of 1/population, and so a little outside."""
+    """Clip the value to its bounds: successes/n need not be a multiple of 1/population, and may lie just outside."""
     bounds = low / population, high / population
     value = min(max(successes / n, bounds[0]), bounds[1]) if n else math.nan
     return Estimate(value, *bounds, n)
@@ -96,23 +96,23 @@ def _check(name: str, successes: int, n: int, population: int) -> None:
 
 
 class TwoPhase(NamedTuple):
-    """Accuracy after the whole attack on these n examples, with the interval that sampling alone makes."""
+    """Accuracy after both attacks on these n examples, with the interval due to sampling the survivors."""
 
     value: float
     low: float
     high: float
     n: int
-    population: Estimate  # the same value with an interval about all images there could be
+    population: Estimate  # the same value with an interval about the image distribution
 
 
 def two_phase(survived: Column, sampled: Column, lost: Column, level: float = 0.95) -> TwoPhase:
     """Accuracy after two attacks, of which the second was run on a random sample of the first one's survivors.
 
-    Bool columns over the same examples: survived the first attack; was attacked by the second; fell to it. The share
-    of the sample that fell estimates the share of all survivors, with its exact hypergeometric interval. About the
-    population, sampling survivors and drawing examples each get half of 1 - level (Bonferroni): Wilson's intervals of
-    the lowest and the highest accuracy that sampling leaves possible, joined. It is conservative. If every survivor
-    was sampled, it is Wilson's interval itself.
+    Bool columns over the same examples: survived the first attack; was attacked by the second; was fooled by it. The
+    share of the sample that was fooled estimates the share of all survivors, with its exact hypergeometric interval.
+    The interval about the population gives half of 1 - level to each source of error (Bonferroni): the union of
+    Wilson's intervals at the lowest and the highest accuracy in the sampling interval. It is conservative. If every
+    survivor was sampled, it is Wilson's interval.
     """
     if not len(survived) == len(sampled) == len(lost) > 0 or (sampled & ~survived).any() or (lost & ~sampled).any():
         raise BastionError("two_phase: only survivors can be sampled, and only sampled examples can be lost")
@@ -135,9 +135,9 @@ def _remaining(lost: int, sampled: int, survivors: int, n: int, level: float) ->
 
 
 def sample_size(survivors: int, n: int, *, width: float = 0.005, lost_share: float = 0.0) -> int:
-    """How many survivors to sample so that the interval of `two_phase` is no wider than `width` (in accuracy).
+    """Return how many survivors to sample so that the interval of `two_phase` is no wider than `width` (in accuracy).
 
-    For second attacks to which this share of the survivors falls.
+    `lost_share`: expected share of survivors that the second attack fools.
     """
     low, high = 1, survivors
     while low < high:

@@ -1,7 +1,7 @@
-"""When a robustness number should not be trusted: warnings, read off the facts. No torch.
+"""Warnings, from facts, that a robustness number should not be trusted. No torch.
 
-Any probe may return bool columns named `warning.CODE`, true for the examples that show the symptom. What a code means
-stands here; a plug-in's code that does not is shown by its name.
+Any probe may return bool columns named `warning.CODE`, true for the examples that show the symptom. CHECKS explains the
+codes; a plug-in's code without an entry is shown by its name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from bastion.measuring.store import WARNING
 
-COLUMN = f"/{WARNING}"  # what stands between a probe's label and a code in the name of a column
+COLUMN = f"/{WARNING}"  # between the probe's label and the code in the name of a column
 
 
 @dataclass(frozen=True)
 class Check:
     meaning: str  # and what to do about it
-    share: float = 0.0  # of the examples; a warning is given above it
+    share: float = 0.0  # of the examples, above which it warns
 
 
 _BORDER = 0.002  # as in AutoAttack: at the border of the ball any attack may miss a few
@@ -29,7 +29,7 @@ _MASKED = "the gradients are masked, so the failure of gradient attacks says not
 CHECKS: dict[str, Check] = {
     "input-range": Check(
         "No pixel is brighter than 1.5/255: the images seem to be divided by 255 twice. Divide once.",
-        share=0.5,  # a picture may be that dark; most of them cannot
+        share=0.5,  # a single picture may be that dark
     ),
     "nan": Check(
         "The logits of the clean image are NaN or infinite: NaN counts as a mistake, and infinity stops every attack. "
@@ -38,7 +38,7 @@ CHECKS: dict[str, Check] = {
     "probabilities": Check(
         "The model returns probabilities, but logits are expected: attacks on the cross-entropy take the softmax of a "
         "softmax, and their gradients vanish. Remove the model's last softmax.",
-        share=0.5,  # two logits that happen to add up to one are no softmax
+        share=0.5,  # two logits may add up to one by chance
     ),
     "training-mode": Check(
         "Modules are still in training mode after eval(), so dropout and BatchNorm may act as in training. "
@@ -68,7 +68,7 @@ CHECKS: dict[str, Check] = {
         "The gradient is not that of images a grey level away, or not what finite differences say: a wave is laid over "
         "the input, or the gradient is changed on its way back. Attack without gradients, with gradients averaged "
         "over nearby images, or through a smooth approximation (BPDA).",
-        share=0.25,  # networks bend
+        share=0.25,  # networks are not linear
     ),
     "one-step-beats-many": Check(
         f"One step of FGSM fools what PGD with many steps does not: {_MASKED}. Use more steps and restarts, other "
@@ -130,13 +130,13 @@ class SanityWarning:
         return f"warning: {self.code} ({self.where})" + (f": {self.meaning}" if self.meaning else "")
 
 
-FEWEST = 20  # examples that say something of clean accuracy
+FEWEST = 20  # examples needed to judge clean accuracy
 
 
 def accuracy_warnings(
     label: str, right: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int
 ) -> list[SanityWarning]:
-    """Of examples that say something about guessing: all of one class, or right no more often than by chance."""
+    """Warn if all examples are of one class, or accuracy is no better than chance."""
     n, wrong = len(right), int(len(right) - np.count_nonzero(right))
     if len(np.unique(y)) == 1:
         meaning = f"All examples are of class {int(y[0])}, so accuracy says little: shuffle the data, or take more."
@@ -155,7 +155,7 @@ def is_check(column: str) -> bool:
 
 
 def warnings(columns: Mapping[str, np.ndarray[Any, Any]]) -> list[SanityWarning]:
-    """Of all columns of a measurement: checks in the order of the table above, then those of plug-ins."""
+    """Return the warnings of a measurement's columns in the order of CHECKS, then those of plug-ins."""
     found = []
     for name in filter(is_check, columns):
         label, _, code = name.partition(COLUMN)

@@ -1,4 +1,4 @@
-"""Facts on disk, example by example. No torch.
+"""Storage of facts on disk, one row per example. No torch.
 
     facts/IDENTITY/identity.json        a model and the data it was measured on
     facts/IDENTITY/CASE/*.safetensors   facts of one probe or study; each file has some of the examples
@@ -36,7 +36,7 @@ MERGED = 2048  # examples in a merged file: one damaged file costs no more than 
 
 
 class _Vanished(Exception):
-    """Another process merged a file away while it was about to be read: list the files again."""
+    """Raised if another process merged a file that was about to be read: list the files again."""
 
 
 def _listing_again(method: Callable[P, R]) -> Callable[P, R]:
@@ -60,7 +60,7 @@ class FactStore:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
     def missing(self, wanted: Sequence[int]) -> list[int]:
-        """Those of the positions that are not stored."""
+        """Return the positions that are not stored."""
         stored = set(self.stored([])[POSITION].tolist())
         return [position for position in wanted if position not in stored]
 
@@ -71,46 +71,46 @@ class FactStore:
         pictures: Mapping[str, Column],
         origin: Mapping[str, Any],
     ) -> None:
-        """`facts`: one row for each position. `pictures`: rows of some of them, with their `position`."""
+        """Store `facts`, one row per position, and `pictures`, rows of some of them with their `position`."""
         rows = {POSITION: np.array(positions), ORIGIN: np.zeros(len(positions), np.int64), **facts}
         self._write(rows | {f"{PICTURE}{name}": column for name, column in pictures.items()}, [dict(origin)])
 
     @_listing_again
     def read(self, names: Collection[str], positions: Sequence[int] | Column) -> dict[str, Column]:
-        """The columns of these positions, which ascend."""
+        """Return columns at these positions, which are ascending."""
         return self._table(names, positions)[0]
 
     @_listing_again
     def stored(self, names: Collection[str]) -> dict[str, Column]:
-        """`position` and the columns of all that is stored, ordered by position; a column may be missing."""
+        """Return `position` and these columns of all stored rows, ordered by position; a column may be missing."""
         return self._union(self._files(), names)[0] if self._files() else {POSITION: np.zeros(0, np.int64)}
 
     @_listing_again
     def columns(self) -> list[str]:
-        """Names of the facts, without pictures."""
+        """Return the names of the facts, without pictures."""
         names = {name for path in self._files() for name in self._names(path)}
         return sorted(name for name in names if name not in (POSITION, ORIGIN) and not name.startswith(PICTURE))
 
     @_listing_again
     def pictures(self, positions: Sequence[int] | Column) -> dict[str, Column]:
-        """`position` and what was kept of these positions."""
+        """Return the pictures at these positions, with their `position`."""
         parts = [self._read(path, None)[0] for path in self._files()]
         kept = [
             {name.removeprefix(PICTURE): column for name, column in part.items() if name.startswith(PICTURE)}
             for part in parts
             if PICTURE + POSITION in part
         ]
-        return _rows(_joined(kept), positions) if kept else {}
+        return _rows(_concatenate(kept), positions) if kept else {}
 
     @_listing_again
     def origins(self, positions: Sequence[int] | Column) -> list[dict[str, Any]]:
-        """Versions, device, machine and batch size behind these positions: several, if they were mixed."""
+        """Return the distinct versions, device, machine and batch size that these positions were measured with."""
         table, origins = self._table([ORIGIN], positions)
         return [origins[number] for number in np.unique(table[ORIGIN])]
 
     @_listing_again
     def merge(self) -> None:
-        """Make few files of many: one for each window of positions."""
+        """Merge small files into one per window of positions."""
         windows = {path: set((self._read(path, [])[0][POSITION] // MERGED).tolist()) for path in self._files()}
         touching = Counter(window for each in windows.values() for window in each)
         scattered = [path for path, each in windows.items() if len(each) > 1 or touching[min(each)] > 1]
@@ -155,7 +155,7 @@ class FactStore:
     def _union(
         self, paths: Iterable[Path], names: Collection[str] | None
     ) -> tuple[dict[str, Column], list[dict[str, Any]]]:
-        """All rows of these files, ordered by position, each once."""
+        """Return all rows of these files, ordered by position, without duplicates."""
         parts, origins = [], []
         for path in paths:
             columns, own = self._read(path, names)
@@ -170,7 +170,7 @@ class FactStore:
             if PICTURE + POSITION in part
         ]
         rows = [{name: column for name, column in part.items() if not name.startswith(PICTURE)} for part in parts]
-        return _rows(_joined(rows) | (_joined(pictured) if pictured else {})), origins
+        return _rows(_concatenate(rows) | (_concatenate(pictured) if pictured else {})), origins
 
     def _table(
         self, names: Collection[str], positions: Sequence[int] | Column
@@ -187,7 +187,7 @@ class FactStore:
 
 
 def _rows(columns: Mapping[str, Column], wanted: Sequence[int] | Column | None = None) -> dict[str, Column]:
-    """Ordered by position, each position once, and only the wanted ones; pictures by positions of their own."""
+    """Order rows by position, without duplicates, and keep the wanted ones; pictures have their own positions."""
     kept: dict[str, Column] = {}
     for prefix in ("", PICTURE):
         key = prefix + POSITION
@@ -199,14 +199,13 @@ def _rows(columns: Mapping[str, Column], wanted: Sequence[int] | Column | None =
     return kept
 
 
-def _joined(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
-    """Columns one below the other. A warning that a part does not mention is not given there."""
+def _concatenate(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
+    """Concatenate the parts' columns. A warning column that a part lacks is false there."""
 
     def column(part: Mapping[str, Column], name: str) -> Column:
         if name not in part and not name.startswith(WARNING):
             raise BastionError(f"facts: some files lack '{name}', which others have; remove them and measure again")
-        silent = name not in part
-        return np.zeros(len(part[POSITION]), bool) if silent else part[name]
+        return part[name] if name in part else np.zeros(len(part[POSITION]), bool)
 
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: np.concatenate([column(part, name) for part in parts]) for name in names}

@@ -1,4 +1,4 @@
-"""A measurement as text, for a terminal, and as HTML, for a notebook. No torch."""
+"""Formats a measurement as text for a terminal and as HTML for a notebook. No torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def table(facts: Facts) -> str:
-    """Accuracy with its 95 % interval per probe and aggregate, what the paper printed, and warnings, as text.
+    """Return accuracy with its 95 % interval per probe and aggregate, the paper's numbers, and warnings, as text.
 
-    Probes that vary along two axes are a grid at the end, without intervals.
+    Probes with two axes are shown as a grid at the end, without intervals.
     """
     grid = facts.grids()
     rows: list[tuple[str, str, str]] = []
@@ -43,11 +43,11 @@ def table(facts: Facts) -> str:
     about = facts.about
     head = f"{about.model} on {about.data['name']} ({about.data['split']}), suite {about.suite}"
     below = [line for each in grid for line in each.lines()]
-    return "\n".join([head, *_aligned(rows), *below, *_remarks(facts)])
+    return "\n".join([head, *_aligned(rows), *below, *_notes(facts)])
 
 
 def _summed(facts: Facts, name: str, e: Estimate) -> str:
-    """Rates are percentages, distances are in pixels of [0, 1]."""
+    """Format rates as percentages, distances in pixel units."""
     if facts.about.aggregates[name].column != DISTANCE:
         return _percentages(e)
     return f"{e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  n = {e.n}"
@@ -72,7 +72,7 @@ def _printed(facts: Facts, label: str) -> str:
 
 
 def _distances(facts: Facts) -> Iterator[tuple[str, str, str]]:
-    """Of probes that tell no accuracy, only how far the nearest adversarial example is."""
+    """Yield rows for probes with minimal distances instead of an accuracy."""
     for case in facts.about.cases:
         if case.kind == "probes" and DISTANCE in case.columns and CORRECT not in case.columns:
             distance = facts.columns[f"{case.label}/{DISTANCE}"]
@@ -85,7 +85,7 @@ def _distances(facts: Facts) -> Iterator[tuple[str, str, str]]:
 
 
 def _analyses(facts: Facts) -> Iterator[tuple[str, str, str]]:
-    """Of probes that analyse: mean and spread of what is one number per example and in no aggregate."""
+    """Yield mean and standard deviation of analysis columns that are real-valued and in no aggregate."""
     labels = {case.label for case in facts.with_role("analysis")}
     summed = {f"{label}/{each.column}" for each in facts.about.aggregates.values() for label in each.members}
     for name, e in facts.estimates().items():
@@ -102,18 +102,18 @@ def _scalars(facts: Facts) -> dict[str, str]:
     return {name.replace("/", ": "): f"{value:,.7g}" for name, value in finite.items()}
 
 
-def _remarks(facts: Facts) -> list[str]:
-    told = [_stopped(facts), *left_out(facts), mixture(facts.about), adaptation(facts.about)]
-    mixed = [f"note: {text}" for text in told if text]
+def _notes(facts: Facts) -> list[str]:
+    texts = [_stopped(facts), *left_out(facts), mixture(facts.about), adaptation(facts.about)]
+    notes = [f"note: {text}" for text in texts if text]
     if facts.about.published:
-        mixed.append(f"paper: {facts.about.published}")
+        notes.append(f"paper: {facts.about.published}")
     if facts.checks and not facts.warnings():
-        return [f"sanity checks: {facts.checks}, no warning", *mixed]
-    return [*map(str, facts.warnings()), *mixed]
+        return [f"sanity checks: {facts.checks}, no warning", *notes]
+    return [*map(str, facts.warnings()), *notes]
 
 
 def left_out(facts: Facts) -> list[str]:
-    """Which means are not of all examples, since some have no finite number."""
+    """Return a note for each aggregate that leaves out examples with a non-finite value."""
     columns = {name: facts.aggregate_column(name) for name in facts.about.aggregates}
     counts = {name: int((~np.isfinite(column)).sum()) for name, column in columns.items()}
     return [
@@ -128,12 +128,12 @@ def _stopped(facts: Facts) -> str:
         return ""
     return (
         f"stopped after {facts.n} of {facts.about.population} examples in random order; intervals of accuracies and "
-        "worst cases are of all of them, and hold whenever one stops; others are ordinary ones"
+        "worst cases are about all of them, and valid at any stopping time; others are ordinary intervals"
     )
 
 
 def html(facts: Facts) -> str:
-    """In a notebook: accuracies with their intervals, then warnings."""
+    """Return an HTML table of accuracies with their intervals, then warnings."""
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(_threat(facts, name))}</td><td>{100 * each.value:.2f} %</td>"
         f"<td>[{100 * each.low:.2f}, {100 * each.high:.2f}]</td></tr>"
@@ -145,7 +145,7 @@ def html(facts: Facts) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Label, threat and numbers, one below the other."""
+    """Align labels, threats and numbers in columns."""
     width = max([16, *(len(label) for label, _, _ in rows)])
     middle = max([0, *(len(threat) for _, threat, _ in rows)])
     return [f"{label:<{width}} {threat:<{middle}}{' ' if middle else ''}{text}" for label, threat, text in rows]

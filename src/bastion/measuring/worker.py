@@ -1,4 +1,4 @@
-"""What a worker does: one batch of examples, or one part of a study, at a time, stored as soon as it is done."""
+"""`Worker`: measures one batch of examples, or one part of a study, at a time, and stores it at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bastion.suite import CORRECT, Case, Suite
 from bastion.types import DataSet, Probe, Study
 
 Data = DataSet | Mapping[str, Any] | str
-MOST_BYTES = 64 * 2**20  # of images that make several batches one: large ones fill a model without it
+MOST_BYTES = 64 * 2**20  # of images in a joined batch: large images need no joining to be fast
 RESERVED = {POSITION, ORIGIN, "index", "label"}
 
 
@@ -48,7 +48,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker needs to know: names rather than things where there are names, as each builds its own."""
+    """Settings of every worker: names rather than objects where possible, as each worker builds its own."""
 
     model: nn.Module | Path
     data: Data
@@ -57,13 +57,13 @@ class Job:
     folder: Path  # of the facts of this model and data
     seed: int
     batch_size: int
-    pictured: frozenset[int]  # positions of the examples that pictures are kept of
-    devices: tuple[str, ...]  # that workers are given in turn
+    pictured: frozenset[int]  # positions of the examples whose pictures are kept
+    devices: tuple[str, ...]  # assigned to workers in turn
     acceleration: bool
 
 
 class Worker:
-    """Measures one task at a time, on one thread."""
+    """Measures one task at a time."""
 
     def __init__(self, job: Job, model: nn.Module, built: dict[str, DataSet] | None = None) -> None:
         self.job, self.cases, self._network = job, job.suite.cases(), model
@@ -80,7 +80,7 @@ class Worker:
         return [build_case(case) for case in self.cases]
 
     def data(self, case: Case) -> DataSet:
-        """The variant of the data set that the case is about."""
+        """Return the case's variant of the data set."""
         return self._variant(case.data)
 
     def _variant(self, changes: Mapping[str, Any]) -> DataSet:
@@ -90,14 +90,14 @@ class Worker:
         return self._data[key]
 
     def network_for(self, case: Case) -> nn.Module:
-        """The network as given; if the suite asks for it, adapted to images of a size that it does not take."""
+        """Return the network, adapted to the size of the images if it does not take them and the suite allows it."""
         shape = self.data(case).shape
         if shape not in self._networks:
             self._networks[shape] = adapted(self._network, shape) if self.job.suite.adapt_size else self._network
         return self._networks[shape]
 
     def model_for(self, case: Case) -> Accelerated:
-        """What attacks and probes of this case get."""
+        """Return the model that attacks and probes of this case get."""
         data, network = self.data(case), self.network_for(case)
         if network is self._network:
             return self.model
@@ -109,7 +109,7 @@ class Worker:
         return self._stores[self.cases.index(case)]
 
     def sharing(self, number: int) -> list[Case]:
-        """Cases with the same facts as this one."""
+        """Return the cases that share this one's facts."""
         folder = self._stores[number].folder
         return [case for case, store in zip(self.cases, self._stores, strict=True) if store.folder == folder]
 
@@ -118,7 +118,7 @@ class Worker:
         return [self._store(case, built) for case, built in zip(self.cases, self.built, strict=True)]
 
     def _store(self, case: Case, built: Probe | Study) -> FactStore:
-        """Named by all that the facts depend on besides the model and the data set itself."""
+        """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
         named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
         if isinstance(built, Probe) and any(number != 1 for number in built.describe().versions):
             named["versions"] = built.describe().versions
@@ -128,14 +128,14 @@ class Worker:
         return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
 
     def parts(self, case: Case) -> int:
-        """Of a study."""
+        """Return the number of parts of a study, 0 for a probe."""
         built = self.built[self.cases.index(case)]
         return max(1, built.parts(self.model_for(case).given, self.data(case))) if isinstance(built, Study) else 0
 
     def tasks(self, order: Column) -> list[Task]:
-        """All there is to do: studies first, then batch by batch of the order, with all probes each.
+        """Return all tasks: studies first, then the batches in order, each with all probes.
 
-        Cases that are equal share their facts, and are measured once.
+        Equal cases share their facts, and are measured once.
         """
         distinct = {store.folder: number for number, store in reversed(list(enumerate(self._stores)))}.values()
         by_kind = {
@@ -147,58 +147,58 @@ class Worker:
             for number in by_kind["studies"]
             for part in range(self.parts(self.cases[number]))
         ]
-        cut: dict[int, list[Column]] = {}  # by batch size, and so once for all probes: a million examples take 8 MB
+        cut: dict[int, list[Column]] = {}  # by batch size, shared by all probes: a million examples take 8 MB
         probes = [task for number in by_kind["probes"] for task in self._batches(number, order, cut)]
         return studies + sorted(probes, key=lambda task: (task.batch, task.case))
 
     def _batches(self, number: int, order: Column, cut: dict[int, list[Column]]) -> list[Task]:
-        """Of one probe. The number of a batch is that of the first usual one in it."""
+        """Return the tasks of one probe. A joined batch has the number of its first usual batch."""
         built, usual = self.built[number], self.job.batch_size
-        room = MOST_BYTES // (4 * usual * math.prod(self.data(self.cases[number]).shape))
-        size = usual * max(1, min(built.batches, room)) if isinstance(built, Probe) else usual
+        most = MOST_BYTES // (4 * usual * math.prod(self.data(self.cases[number]).shape))
+        size = usual * max(1, min(built.batches, most)) if isinstance(built, Probe) else usual
         if size not in cut:
             cut[size] = [np.sort(order[start : start + size]) for start in range(0, len(order), size)]
         return [Task(number, place * size // usual, positions) for place, positions in enumerate(cut[size])]
 
     def open_tasks(self, tasks: Iterable[Task]) -> list[Task]:
-        """Those of them that are not stored yet, or what is left of them."""
+        """Return the tasks that are not stored yet, with the positions that are missing."""
         stored = {number: store.stored([])[POSITION] for number, store in enumerate(self._stores)}
         left = [task._replace(positions=_without(task.positions, stored[task.case])) for task in tasks]
         return [task for task in left if len(task.positions)]
 
     def right(self, task: Task) -> Column | None:
-        """What is stored of a task, as it was returned when it was done."""
+        """Return the stored column `correct` of a task, as the task itself returned it."""
         stored = self._stores[task.case].stored([CORRECT])
         return stored[CORRECT][np.isin(stored[POSITION], task.positions)] if CORRECT in stored else None
 
     def __call__(self, task: Task) -> Column | None:
-        """Measure and store; returns what is right, if it is a probe that says so."""
+        """Measure and store; return the column `correct`, if it is a probe that has one."""
         number, positions = task.case, task.positions.tolist()
         case, built = self.cases[number], self.built[number]
         model = self.model_for(case)
         with in_mode(model, training=False), rng.preserved():
-            # For models that draw random numbers. The label has no part in it: suites share facts.
+            # For models that draw random numbers. Independent of the label, as suites share facts.
             rng.reseed("measure", self.job.seed, self.store(case).name, positions[0])
             if isinstance(built, Probe):
                 facts, pictures = self._probe(case, built, positions)
             else:
-                answer = built(model.given, self.data(case), positions[0], seed=self.job.seed)
-                if wrong := [name for name in answer if name in RESERVED or name.startswith(PICTURE)]:
+                arrays = built(model.given, self.data(case), positions[0], seed=self.job.seed)
+                if wrong := [name for name in arrays if name in RESERVED or name.startswith(PICTURE)]:
                     raise BastionError(f"study '{case.label}': '{wrong[0]}' is a name that bastion uses itself")
-                facts, pictures = {name: torch.as_tensor(value)[None] for name, value in answer.items()}, {}
+                facts, pictures = {name: torch.as_tensor(value)[None] for name, value in arrays.items()}, {}
         columns = {name: column.detach().cpu().numpy() for name, column in facts.items()}
         shown = {name: column.detach().cpu().numpy() for name, column in pictures.items()}
         self.store(case).write(positions, columns, shown, self._origin)
         return columns.get(CORRECT) if case.kind == "probes" else None
 
     def _probe(self, case: Case, probe: Probe, positions: list[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Facts of all these examples, and pictures of some."""
+        """Return facts of all these examples, and pictures of some."""
         data = self.data(case)
         batch = data.split(self.job.split).batch(positions)
         batch = batch.check(len(data.classes), f"measure, probe '{case.label}'")
         model = self.model_for(case)
-        answer = probe(model, batch.to(device_of(model)), seed=self.job.seed)
-        for name, column in answer.items():
+        returned = probe(model, batch.to(device_of(model)), seed=self.job.seed)
+        for name, column in returned.items():
             if name in RESERVED or name.startswith(PICTURE):
                 raise BastionError(f"probe '{case.label}': '{name}' is a name that bastion uses itself; choose another")
             if column.ndim == 0 or len(column) != len(positions):
@@ -206,15 +206,15 @@ class Worker:
                     f"probe '{case.label}': '{name}' has shape {tuple(column.shape)} for {len(positions)} examples"
                 )
         shown = [row for row, position in enumerate(positions) if position in self.job.pictured]
-        facts = {name: column for name, column in answer.items() if column.ndim == 1 or name in probe.facts}
-        pictures = {name: column[shown] for name, column in answer.items() if name not in facts and shown}
+        facts = {name: column for name, column in returned.items() if column.ndim == 1 or name in probe.facts}
+        pictures = {name: column[shown] for name, column in returned.items() if name not in facts and shown}
         if pictures:
             pictures[POSITION] = torch.tensor(positions)[shown]
         return {"index": batch.index, "label": batch.y, **facts}, pictures
 
 
 def _without(positions: Column, stored: Column) -> Column:
-    """Both ascend."""
+    """Return the positions that are not stored; both are ascending."""
     if not len(stored):
         return positions
     places = np.searchsorted(stored, positions).clip(max=len(stored) - 1)
@@ -228,15 +228,15 @@ def build_case(case: Case) -> Probe | Study:
 
 
 def build_data(data: Data, changes: Mapping[str, Any], built: dict[str, DataSet] | None = None) -> DataSet:
-    """The data set with these changes to its settings.
+    """Build the data set with these changes to its settings.
 
-    `built` keeps those that were built, without the keys that all data sets take, such as `corruption`: variants that
-    differ in these share the images.
+    `built` caches data sets without the keys that all data sets take, such as `corruption`: variants that differ only
+    in these share the images.
     """
     if isinstance(data, DataSet):
-        if strange := changes.keys() - datasets.finish_keys():
+        if unknown := changes.keys() - datasets.finish_keys():
             raise BastionError(
-                f"data: the suite changes {', '.join(sorted(strange))}, so the data set must be given by its name or "
+                f"data: the suite changes {', '.join(sorted(unknown))}, so the data set must be given by its name or "
                 "settings"
             )
         return datasets.finish(data, changes, "data") if changes else data
@@ -251,7 +251,7 @@ def build_data(data: Data, changes: Mapping[str, Any], built: dict[str, DataSet]
 
 
 def adapted(model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
-    """The model itself if it takes images of this shape, as most CNNs do; else with interpolated positions."""
+    """Return the model if it takes images of this shape, as most CNNs do; else interpolate position embeddings."""
     if not isinstance(model, Classifier) or shape[1] != shape[2]:
         return model
     try:
@@ -277,7 +277,7 @@ def check_fit(model: nn.Module, data: DataSet) -> None:
 
 
 def _check_logits(model: nn.Module, data: DataSet) -> None:
-    """A network of the user's own must give one logit per class for an image of the data."""
+    """Check that a user's network gives one logit per class for an image of the data."""
     k, shape = len(data.classes), ", ".join(map(str, data.shape))
     expected = f"measure: the model must give float logits (B, {k}) for images (B, {shape}) in [0, 1]"
     images = rng.uniform(0, torch.arange(2), "check", data.shape).to(device_of(model))
@@ -293,7 +293,7 @@ def _check_logits(model: nn.Module, data: DataSet) -> None:
 
 
 def _origin(model: nn.Module, job: Job) -> dict[str, Any]:
-    """What facts depend on by rounding alone."""
+    """Return the provenance: what changes facts by rounding only."""
     return {
         "versions": {name: version(name) for name in ("bastion", "torch", "timm")},
         "device": str(device_of(model).type),

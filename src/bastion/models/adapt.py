@@ -10,11 +10,11 @@ from torch import nn
 from bastion.errors import BastionError
 from bastion.models import checkpoint
 from bastion.models.classifier import Classifier
-from bastion.models.positions import refitted
+from bastion.models.positions import fit_to_shape
 
 
 @dataclass
-class Transfer:
+class TransferReport:
     """Names of the tensors that were loaded, interpolated, left as initialised, or not used."""
 
     loaded: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Transfer:
         return ", ".join(parts)
 
 
-def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> Transfer:
+def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> TransferReport:
     """Copy the source's weights to the model, except for the parts of the network named in `new`.
 
     The head is not copied if the number of classes differs; position embeddings and tables are interpolated. Any other
@@ -46,7 +46,7 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
             raise BastionError(f"init.new: the network has no part '{part}'; its parts are {_parts(model.network)}")
     if model.num_classes != source.num_classes:
         fresh += (_head(model.network, model.num_classes),)
-    done, misfits, chosen = Transfer(), [], {}
+    done, misfits, chosen = TransferReport(), [], {}
     for name, tensor in own.items():
         if _inside(name, fresh):
             done.new.append(name)
@@ -55,7 +55,7 @@ def transfer(source: Classifier, model: Classifier, new: Iterable[str] = ()) -> 
         elif theirs[name].shape == tensor.shape:
             chosen[name] = theirs[name]
             done.loaded.append(name)
-        elif (fitting := refitted(name, theirs[name], tensor.shape)) is not None:
+        elif (fitting := fit_to_shape(name, theirs[name], tensor.shape)) is not None:
             chosen[name] = fitting
             done.resized.append(name)
         else:

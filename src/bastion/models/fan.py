@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bastion.models.classifier import Blocks
 from bastion.models.family import SMALL, Size, family
 from bastion.models.initial import truncated, truncated_linear
-from bastion.models.stems import Grid, as_tokens, patch_grid
+from bastion.models.stems import GridShape, as_tokens, patch_grid
 from bastion.models.xcit import UNSTRIDED, make_finer
 
 _HYBRID_STRIDES = {16: 4, 8: 2}  # by patch size: stride of the first convolution
@@ -96,7 +96,7 @@ class ConvFFN(nn.Module):
             nn.init.normal_(convolution.weight, std=(2 / 9) ** 0.5)  # variance 2 / fan-out, which is 3 · 3
             nn.init.zeros_(convolution.bias)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: GridShape) -> Tensor:
         x = self.fc1(x)
         out: Tensor = self.fc2(x + self.gamma * self.dwconv(x, *grid))
         return out
@@ -117,7 +117,7 @@ class ChannelGate(nn.Module):
         self.mlp_v = ConvFFN(dim, 4 * dim)
         self.norm_v = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: GridShape) -> Tensor:
         # Softmax over tokens, dim 1: these are not attention maps over keys.
         split = (*x.shape[:2], self.num_heads, -1)
         q = torch.softmax(self.q(x), dim=1).reshape(split)  # (B, N, heads, d / heads)
@@ -140,7 +140,7 @@ class FANBlock(nn.Module):
         self.gamma2 = nn.Parameter(torch.ones(dim))
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: GridShape) -> Tensor:
         x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x)))
         out: Tensor = x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x), grid))
         return out

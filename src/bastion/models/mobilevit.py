@@ -63,20 +63,20 @@ class MobileViTBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         local = self.conv2(self.conv1(x))
-        mixed = _joined(self.transformer(_parted(local)), local.shape)
+        mixed = _merge(self.transformer(_split(local)), local.shape)
         fused: Tensor = self.conv4(torch.cat([self.conv3(mixed), x], dim=1))
         return fused
 
 
-def _parted(x: Tensor) -> Tensor:
+def _split(x: Tensor) -> Tensor:
     """(B, d, H, W) to (4 B, H W / 4, d): a sequence of patches for each of the four positions in a 2×2 patch."""
     batch, dim, height, width = x.shape
     patched = x.reshape(batch, dim, height // 2, 2, width // 2, 2)
     return patched.permute(0, 3, 5, 2, 4, 1).reshape(4 * batch, height * width // 4, dim)
 
 
-def _joined(tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `_parted`."""
+def _merge(tokens: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `_split`."""
     batch, dim, height, width = shape
     patched = tokens.view(batch, 2, 2, height // 2, width // 2, dim)
     return patched.permute(0, 5, 3, 1, 4, 2).reshape(shape)

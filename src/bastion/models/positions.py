@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Grid = tuple[int, int]
+GridShape = tuple[int, int]
 
 
-def refitted(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+def fit_to_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
     """The tensor interpolated to `shape`; None if its name is not that of a tensor of positions, or it does not fit."""
     fit = _FITS.get(name.rpartition(".")[2])
     if fit is None or tensor.ndim != len(shape):
@@ -21,7 +21,7 @@ def refitted(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
     return changed if changed is not None and changed.shape == torch.Size(shape) else None
 
 
-def interpolate(tensor: Tensor, new: Grid) -> Tensor:
+def interpolate(tensor: Tensor, new: GridShape) -> Tensor:
     """Bicubic interpolation of (B, C, H, W). To a larger grid as in DINO and Singh et al. 2023, by a scale factor.
 
     The factor is slightly above new / old and determines where torch samples, so published numbers depend on it.
@@ -38,7 +38,7 @@ def _square(count: int) -> int:
     return math.isqrt(count)
 
 
-def _along(tensor: Tensor, axis: int, old: Grid, new: Grid) -> Tensor:
+def _along(tensor: Tensor, axis: int, old: GridShape, new: GridShape) -> Tensor:
     """Interpolate an axis that is a flattened grid."""
     moved = tensor.movedim(axis, -1)
     grown = interpolate(moved.reshape(1, -1, *old), new)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bastion.models.classifier import Blocks
 from bastion.models.family import SMALL, Size, family
-from bastion.models.stems import Grid, as_image, as_tokens, patch_grid
+from bastion.models.stems import GridShape, as_image, as_tokens, patch_grid
 
 QKV = Literal["linear", "conv"]
 
@@ -63,7 +63,7 @@ class Attention(nn.Module):
             self.att_mask = nn.Parameter(trunc_normal_(torch.empty(num_heads, tokens, tokens), std=0.02))
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: GridShape) -> Tensor:
         qkv = self._project(x, grid).reshape(*x.shape[:2], 3, self.num_heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, N, d / heads) each
         if self.att_mask is None:
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _project(self, x: Tensor, grid: Grid) -> Tensor:
+    def _project(self, x: Tensor, grid: GridShape) -> Tensor:
         if self.patch_reasoning is not None:
             return as_tokens(self.patch_reasoning(as_image(x, grid)))
         assert self.qkv is not None
@@ -104,7 +104,7 @@ class ConvFFN(nn.Module):
         self.fc2 = nn.Conv2d(hidden, dim, 1)
         self.bn3 = nn.BatchNorm2d(dim)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: GridShape) -> Tensor:
         x = self.act(self.bn1(self.fc1(as_image(x, grid))))
         x = self.act(self.bn2(self.dwconv(x)))
         return as_tokens(self.bn3(self.fc2(x)))
@@ -123,7 +123,7 @@ class RVTBlock(nn.Module):
         self.mlp = ConvFFN(dim, 4 * dim) if conv_ffn else Mlp(dim, 4 * dim)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: GridShape) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         y = self.norm2(x)
         out: Tensor = x + self.drop_path(self.mlp(y, grid) if isinstance(self.mlp, ConvFFN) else self.mlp(y))

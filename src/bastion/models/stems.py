@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 Layer = tuple[int, int, int]  # channels, kernel, stride
-Grid = Sequence[int]  # rows and columns of tokens
+GridShape = Sequence[int]  # rows and columns of tokens
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -96,7 +96,7 @@ def patch_grid(img_size: int, patch_size: int, known: Collection[int]) -> tuple[
     return img_size // patch_size, img_size // patch_size
 
 
-def as_image(x: Tensor, grid: Grid) -> Tensor:
+def as_image(x: Tensor, grid: GridShape) -> Tensor:
     return x.transpose(1, 2).reshape(len(x), x.shape[2], *grid)  # (B, N, d) to (B, d, H, W)
 
 

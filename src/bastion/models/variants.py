@@ -21,7 +21,7 @@ _ACTIVATIONS = {
 _STRIDED = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
-def varied(backbone: Backbone, /, *, act_layer: Activation | None = None, unstride: int = 0) -> Backbone:
+def apply_variants(backbone: Backbone, /, *, act_layer: Activation | None = None, unstride: int = 0) -> Backbone:
     """Apply the options to what a family has built.
 
     `act_layer` replaces every activation. `unstride: n` sets the stride of the first n strided convolutions or poolings

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bastion import forward
 from bastion.corruptions import VERSION
-from bastion.corruptions.sequences import Perturbation, compares_with_first, frames
+from bastion.corruptions.sequences import PerturbationName, compares_with_first, frames
 from bastion.probes import probes
 from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
@@ -25,7 +25,7 @@ class FlipRate(Probe):
     2019, Sec. 4.2, call it flip probability.
     """
 
-    perturbation: Perturbation
+    perturbation: PerturbationName
 
     role = "corruption"
     facts: ClassVar[Mapping[str, str]] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bastion import forward, rng
 from bastion.acceleration import saved_bytes
 from bastion.forward import check_batch, frozen, misclassified
-from bastion.jacobians.lanczos import Spectrum, largest
+from bastion.jacobians.lanczos import SingularValues, largest
 from bastion.jacobians.parts import Chain
 from bastion.jacobians.products import Branch, Function, Jacobian
 from bastion.memory import check_memory
@@ -112,7 +112,7 @@ class JacobianSpectra(Probe):
             if part in self.parts:
                 yield part, "", Jacobian(function, at, f"jacobian, {part}")
 
-    def _search(self, operator: Jacobian, index: Tensor, draw: int, seed: int) -> Spectrum:
+    def _search(self, operator: Jacobian, index: Tensor, draw: int, seed: int) -> SingularValues:
         def start(number: int) -> Tensor:
             return rng.normal(seed, index, rng.key("start", draw, number), (operator.inputs,), dtype=operator.x.dtype)
 

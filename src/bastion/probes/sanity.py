@@ -76,7 +76,7 @@ class Sanity(Probe):
         dependent = batch_dependent(model, batch.x, logits) & ~random
         mismatch = self._mismatch(model, batch, slope, seed) | self._unexplained(model, batch, slope, logits, seed)
         symptoms = {
-            "input-range": dark(batch.x),
+            "input-range": too_dark(batch.x),
             "nan": ~finite,
             "probabilities": probabilities(logits, grain),
             "training-mode": torch.full_like(right, any(module.training for module in model.modules())),
@@ -206,7 +206,7 @@ def probabilities(logits: Tensor, grain: float) -> Tensor:
     return unit.all(1) & ((logits.sum(1) - 1).abs() < slack)
 
 
-def dark(x: Tensor) -> Tensor:
+def too_dark(x: Tensor) -> Tensor:
     """(B,) bool: the image is not black, but no pixel is above 1.5/255."""
     brightest = x.flatten(1).amax(1)
     return (brightest > 0) & (brightest <= 1.5 / 255)

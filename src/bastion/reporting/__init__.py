@@ -1,1 +1,1 @@
-"""From run directories to one HTML page. Reads facts; never imports torch."""
+"""HTML reports and leaderboards from run directories. Reads facts; never imports torch."""

@@ -1,4 +1,4 @@
-"""Variants of a probe along an axis of the suite: the same question at several radii or image sizes. No torch."""
+"""Variants of a probe along an axis of the suite, such as several radii or image sizes. No torch."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from bastion.suite import CORRECT, written
 
 @dataclass(frozen=True)
 class Series:
-    """Cases that differ in one axis alone."""
+    """Cases that differ in one axis only."""
 
     label: str  # without the axis
     norm: str  # of the threat; empty without one
-    cases: tuple[MeasuredCase, ...]  # by rising value
+    cases: tuple[MeasuredCase, ...]  # in order of value
     values: tuple[float, ...]
 
 
 def is_variant(case: MeasuredCase, axis: str) -> bool:
-    """Is it one of several values of the axis? Only then does its label name the value."""
+    """Whether the axis has several values; only then does the label name the value."""
     return axis in case.at and without(case, axis) != case.label
 
 
 def varying(case: MeasuredCase) -> list[str]:
-    """The axes of which it is one of several values."""
+    """Return the case's axes that have several values."""
     return [axis for axis in case.at if is_variant(case, axis)]
 
 
 def without(case: MeasuredCase, axis: str) -> str:
-    """The label without the value of the axis: `pgd eps=8/255` is `pgd`."""
+    """Return the label without the value of the axis: `pgd eps=8/255` becomes `pgd`."""
     head, _, tail = f"{case.label} ".partition(f" {axis}={written(case.at[axis])} ")
     return f"{head} {tail}".strip()
 
 
 def corruption(case: MeasuredCase) -> str:
-    """The type of a corruption: the axis beside `severity`, or the label."""
+    """Return the type of a corruption: the axis other than `severity`, or the label."""
     values = [written(value) for axis, value in case.at.items() if axis != "severity"]
     return ", ".join(values) or (without(case, "severity") if "severity" in case.at else case.label)
 
 
 def is_one_corruption(labels: Iterable[str], cases: Mapping[str, MeasuredCase]) -> bool:
-    """Are these the severities of one type? Their mean is then in the heat map."""
+    """Whether these are severities of one type, whose mean is in the heat map."""
     chosen = [cases[label] for label in labels if label in cases]
     return all(case.role == "corruption" for case in chosen) and len({corruption(case) for case in chosen}) == 1
 
 
 def series(facts: Facts, axis: str) -> list[Series]:
-    """All that were measured at several values of the axis."""
+    """Return the probes that were measured at several values of the axis."""
     groups: dict[tuple[str, str], list[MeasuredCase]] = {}
     for case in facts.about.cases:
         if (

@@ -1,4 +1,4 @@
-"""All measured models below a folder, by data set: numbers that compare, read from summaries, not facts. No torch."""
+"""Leaderboards: the measured models below a folder by data set, from the summaries of measurements. No torch."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from bastion.suite import CORRECT
 
 Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "study"]
 _ORDER: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean", "errors", "study")
-_ROBUST: tuple[Kind, ...] = ("worst", "attack", "corruption", "mean")  # what a board is sorted by
+_ROBUST: tuple[Kind, ...] = ("worst", "attack", "corruption", "mean")  # candidates to sort by, in order of preference
 CATEGORIES = ("CNN", "Transformer", "hybrid")  # that families declare
 AUTOATTACK = ("apgd-ce", "apgd-t", "fab-t", "square")  # members of its standard version
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number that models share: of one probe with one attack and threat, of one aggregate of such, or of a study."""
+    """A column of the board: one probe with its attack and threat, an aggregate of probes, or a number of a study."""
 
     key: str
     kind: Kind
     title: str
-    about: str  # the threat, or what an aggregate is made of
-    spec: str = ""  # of the probe, as it could stand in a suite; what a study says of the number
+    about: str  # the threat, or the members of an aggregate
+    spec: str = ""  # of the probe, in the format of a suite; for a study, the meaning of the number
     norms: tuple[str, ...] = ()
     eps: float | None = None
     is_autoattack: bool = False
@@ -48,7 +48,7 @@ class Column:
 
     @property
     def short(self) -> str:
-        """Without what an aggregate is made of."""
+        """Name without the members of an aggregate."""
         return self.name if self.kind == "attack" else self.title
 
 
@@ -63,14 +63,14 @@ class Entry:
     architecture: str | None = None
     category: str = ""  # CNN, Transformer or hybrid, where it is known
     doubts: set[str] = field(default_factory=set)
-    # By the keys of columns; numbers of studies are of no images, and without an interval.
+    # By keys of columns; numbers of studies have no n and no interval.
     numbers: dict[str, Estimate] = field(default_factory=dict)
-    clean: dict[str, Estimate] = field(default_factory=dict)  # and the accuracy on the same images when clean
+    clean: dict[str, Estimate] = field(default_factory=dict)  # clean accuracy on the same images
     published: bool = False  # by others, not measured here
 
     @property
     def n(self) -> int:
-        """Of the number that is of most images."""
+        """Largest number of images of any column."""
         return max(number.n for number in self.numbers.values())
 
 
@@ -92,7 +92,7 @@ class Board:
 
     @property
     def categories(self) -> list[str]:
-        """In which its models are."""
+        """Categories of its models."""
         return [name for name in CATEGORIES if any(entry.category == name for entry in self.entries)]
 
     @property
@@ -113,7 +113,7 @@ class _Draft:
 
 
 def read_boards(folder: Path) -> tuple[list[Board], list[str]]:
-    """Boards with most models first, and why a run was left out."""
+    """Return the boards, those with most models first, and the reasons why runs were left out."""
     if not storage.is_folder(folder):
         raise BastionError(f"leaderboard: {folder} is not a folder; give one that has runs in it")
     drafts: dict[str, _Draft] = {}
@@ -127,18 +127,18 @@ def read_boards(folder: Path) -> tuple[list[Board], list[str]]:
             problems.append(str(error))
     boards = [_board(draft) for draft in drafts.values() if draft.columns]
     if not boards:
-        mend = f"what is there cannot be used: {problems[0]}" if problems else "measure one with `bastion measure`"
-        raise BastionError(f"leaderboard: no measured model below {folder}; {mend}")
+        hint = f"what is there cannot be used: {problems[0]}" if problems else "measure one with `bastion measure`"
+        raise BastionError(f"leaderboard: no measured model below {folder}; {hint}")
     return sorted(boards, key=lambda board: (-len(board.entries), board.data["split"] == "train")), problems
 
 
 def _runs(folder: Path, problems: list[str]) -> Iterator[Run]:
-    """In the order of their paths. What is inside a run is its own. Folders that may not be read are problems."""
+    """Yield the runs in order of path, without nested ones; unreadable folders are added to the problems."""
 
-    def tell(error: OSError) -> None:
+    def record(error: OSError) -> None:
         problems.append(str(BastionError(f"{error.filename}: cannot be read: {error.strerror}")))
 
-    for path, folders, files in os.walk(folder, onerror=tell):
+    for path, folders, files in os.walk(folder, onerror=record):
         folders.sort()
         if PROVENANCE in files:
             folders.clear()
@@ -149,7 +149,7 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
     about = facts.about
     card = facts.run.card() or {}
     if card and card.get("weights") != about.weights:
-        return  # of weights that the run no longer has
+        return  # measured with earlier weights
     columns = _columns(facts)
     if not columns:
         return
@@ -164,14 +164,14 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
     clean = [number for column, number in columns if column.kind == "clean"]
     for column, number in columns:
         draft.columns.setdefault(column.key, column)
-        # Measurements come oldest first: of several with as many images the last one counts.
+        # Measurements are sorted by age: among those with equally many images the latest counts.
         if number.n >= entry.numbers.get(column.key, number).n:
             entry.numbers[column.key] = number
             entry.clean |= {column.key: clean[0]} if clean else {}
 
 
 def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
-    """The numbers of a measurement, each with the column it belongs in."""
+    """Return the numbers of a measurement with their columns."""
     about = facts.about
     numbers = about.summary or facts.numbers()  # measured before there were summaries
     cases = {case.label: case for case in about.cases if case.kind == "probes" and CORRECT in case.columns}
@@ -191,10 +191,10 @@ def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
 
 
 def _case_key(case: MeasuredCase, seed: int) -> str:
-    """Equal for the same question to another model: probe, threat and attack, on the same variant of the data.
+    """Return a key that is equal for all models: of probe, threat, attack and variant of the data.
 
-    A store is named by probe and seed, and by the variant of the data and the attack's version if they are not the
-    plain ones. In that case its name tells them apart.
+    The name of a store hashes probe and seed, and also the variant of the data and the attack's version unless they are
+    the defaults. If they are not, the name is part of the key.
     """
     plain = storage.fingerprint({case.kind: case.spec, "seed": seed}, digits=16)
     name = case.store.rpartition("/")[2]
@@ -235,15 +235,15 @@ def _of_aggregate(
 
 
 def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
-    """Their single numbers, but for parameters, which every model has."""
+    """Return the single numbers of studies, except parameters, which have a column of their own."""
     found = []
     for case in about.cases:
         key = _case_key(case, about.seed)
         for name in case.columns if case.kind == "studies" else ():
             value = about.scalars.get(f"{case.label}/{name}")
             if value is not None and name != "parameters":
-                told = case.meanings.get(name, "")
-                column = Column(storage.fingerprint([key, name]), "study", f"{case.label}: {name}", "", told)
+                meaning = case.meanings.get(name, "")
+                column = Column(storage.fingerprint([key, name]), "study", f"{case.label}: {name}", "", meaning)
                 found.append((column, Estimate(value, math.nan, math.nan, 0)))
     return found
 
@@ -258,18 +258,18 @@ def _members(labels: Sequence[str]) -> str:
 
 
 def _mean(numbers: Sequence[Estimate]) -> Estimate:
-    """Without an interval: that would take the facts."""
+    """Mean without an interval, which would need the facts."""
     value = sum(number.value for number in numbers) / len(numbers)
     return Estimate(value, math.nan, math.nan, min(number.n for number in numbers))
 
 
 def _board(draft: _Draft) -> Board:
     columns = sorted(draft.columns.values(), key=lambda each: (_ORDER.index(each.kind), each.norms, each.eps or 0))
-    return ranked(draft.data, _told_apart(columns), _with_names(list(draft.entries.values())))
+    return ranked(draft.data, _with_distinct_titles(columns), _with_distinct_names(list(draft.entries.values())))
 
 
 def ranked(data: dict[str, str], columns: list[Column], entries: list[Entry]) -> Board:
-    """A board, best models first."""
+    """Return a board sorted with the best models first."""
     chosen = _sort_column(columns, entries)
     sign = 1 if chosen.kind == "errors" else -1
 
@@ -280,13 +280,13 @@ def ranked(data: dict[str, str], columns: list[Column], entries: list[Entry]) ->
 
 
 def _sort_column(columns: Sequence[Column], entries: Sequence[Entry]) -> Column:
-    """The robust accuracy that most models have."""
+    """Return the robust accuracy that most models have."""
     robust = [column for kind in _ROBUST for column in columns if column.kind == kind]
     return max(robust or columns, key=lambda column: sum(column.key in entry.numbers for entry in entries))
 
 
-def _told_apart(columns: Sequence[Column]) -> list[Column]:
-    """Other questions under the same label get a number."""
+def _with_distinct_titles(columns: Sequence[Column]) -> list[Column]:
+    """Number the columns that differ but have the same name."""
     seen: dict[str, int] = {}
     result = []
     for column in columns:
@@ -296,8 +296,8 @@ def _told_apart(columns: Sequence[Column]) -> list[Column]:
     return result
 
 
-def _with_names(entries: list[Entry]) -> list[Entry]:
-    """Models of one name are told apart by their weights."""
+def _with_distinct_names(entries: list[Entry]) -> list[Entry]:
+    """Append a hash of the weights to names that several models have."""
     names = [entry.model for entry in entries]
     for entry in entries:
         if names.count(entry.model) > 1:
@@ -306,7 +306,7 @@ def _with_names(entries: list[Entry]) -> list[Entry]:
 
 
 def cell(entry: Entry, column: Column) -> dict[str, Any]:
-    """A number as it is written into files; empty strings for what is not there."""
+    """Return a number as text for files; empty strings where there is none."""
     number = entry.numbers.get(column.key)
     parts = {"value": number.value, "low": number.low, "high": number.high} if number else {}
     texts = {name: f"{part:.6g}" if math.isfinite(part) else "" for name, part in parts.items()}

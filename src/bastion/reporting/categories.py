@@ -1,4 +1,4 @@
-"""Models by category, and whether their numbers put them in the same order (Table 1 of Tang et al. 2022). No torch."""
+"""Means by category of model, and rank correlations of columns (Table 1 of Tang et al. 2022). No torch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CORRELATED = (
 
 
 class Numbers(NamedTuple):
-    """A column as numbers that models have."""
+    """Values of a column by model."""
 
     name: str
     values: dict[int, float]  # by the position of the entry
-    is_share: bool  # written in %
+    is_share: bool  # shown in %
 
 
 def category_means(board: Board) -> Figure | None:
-    """The mean of every column over the models of each category."""
+    """Return a table of every column's mean over the models of each category."""
     if len(board.categories) < 2:
         return None
     columns = _columns(board)
@@ -49,7 +49,7 @@ def _mean(column: Numbers, members: Sequence[int]) -> str:
 
 
 def correlations(board: Board) -> Figure | None:
-    """Between all columns that enough models share."""
+    """Return a table of correlations between the columns that enough models have."""
     columns = [column for column in _columns(board) if len(column.values) >= LEAST]
     if len(columns) < 2:
         return None
@@ -65,7 +65,7 @@ def _correlation(one: Numbers, other: Numbers) -> str:
         return "–"
     a, b = (np.array([each.values[position] for position in shared]) for each in (one, other))
     found = spearman(a, b)
-    if found.value != found.value:  # one of the two is the same for all models
+    if found.value != found.value:  # NaN: one of the two is constant
         return "–"
     return f"{found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f})".replace("-", "−")
 

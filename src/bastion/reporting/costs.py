@@ -1,4 +1,4 @@
-"""What a model costs, and what its attacks cost. No torch."""
+"""Table of the cost of models and attacks. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import count
 
-# Of the study `complexity`: what stands before them, and how they are written.
+# Numbers of the study `complexity`: their text and format.
 _SCALARS: dict[str, tuple[str, Callable[[float], str]]] = {
     "parameters": ("parameters", count),
     "macs": ("multiply-accumulates per image", count),
@@ -22,7 +22,7 @@ _SCALARS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True)
 class CostTable:
-    """One cell a run."""
+    """Rows with one cell per run."""
 
     models: list[tuple[str, list[str]]]
     attacks: list[tuple[str, list[tuple[str, str]]]]  # forward and backward passes per image
@@ -42,7 +42,7 @@ def cost_table(comparison: Comparison) -> CostTable:
 
 
 def _scalar(row: Row, name: str) -> str:
-    """Of the study `complexity`, or as counted when it was measured."""
+    """Return a number of the study `complexity`; parameters also as counted by any measurement."""
     for columns in row.facts.studies().values():
         if "macs" in columns and name in columns and math.isfinite(columns[name].item()):
             return _SCALARS[name][1](columns[name].item())

@@ -1,4 +1,4 @@
-"""Two models on the same images: how much their accuracies differ. No torch."""
+"""Paired differences of accuracy between runs. No torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bastion.measuring.intervals import Estimate
 from bastion.measuring.paired import paired_difference
 from bastion.reporting.tables import Comparison, Row, per_example
 
-PAIRS = 6  # more runs than four are each compared with the first alone
+PAIRS = 6  # all pairs of four runs; of more runs each is compared with the first only
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of `other` less `one`, by the labels of the headline. Estimates in two phases have no difference by example."""
+    """`other` minus `one` by label of the headline, without two-phase estimates, which have no paired difference."""
 
     one: Row
     other: Row
@@ -31,9 +31,9 @@ def differences(comparison: Comparison) -> list[Difference]:
 
 def _difference(one: Row, other: Row, label: str) -> Estimate:
     a, b = per_example(one.facts, label), per_example(other.facts, label)
-    return paired_difference(a, b, one.facts.about.population)  # a table has rows of one population
+    return paired_difference(a, b, one.facts.about.population)  # the same for all rows of a table
 
 
 def is_significant(difference: Estimate) -> bool:
-    """The interval leaves zero out."""
+    """Whether the interval excludes zero."""
     return difference.low > 0 or difference.high < 0

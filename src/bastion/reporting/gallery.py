@@ -1,4 +1,4 @@
-"""What an attack did, in pictures: the clean image, the attacked one, their difference made visible."""
+"""Pictures of attacks: the clean image, the adversarial example and the rescaled perturbation."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Example:
 class Gallery:
     label: str
     threat: str
-    scale: str  # how large a perturbation is drawn as black or white
+    scale: str  # the perturbation that is drawn as black or white
     examples: list[Example]
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Pictures of one attack on the model of one run."""
+class _StoredPictures:
+    """Stored pictures of one attack on one run's model."""
 
     run: ReportedRun
     facts: Facts
@@ -49,15 +49,15 @@ class _Kept:
     pictures: Mapping[str, Column]
 
     def right(self, positions: Column) -> Column:
-        """(len(positions),) bool: classified right when clean."""
+        """Return (len(positions),) bool: the clean image is classified correctly."""
         before, label = (self.facts.at(self.label, name, positions) for name in ("before", "label"))
         return np.asarray(before == label)
 
 
 def galleries(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, list[Gallery]]]:
-    """By run, one per attack of which pictures were kept; under the same attack all runs show the same images."""
+    """Return one gallery per run and attack with stored pictures; all runs show the same images of an attack."""
     shown: dict[int, list[Gallery]] = {run.mark: [] for run in runs}
-    for group in _kept(runs):
+    for group in _stored_pictures(runs):
         positions = functools.reduce(np.intersect1d, [each.pictures["position"] for each in group])
         chosen = positions[choose(np.sum([each.right(positions) for each in group], axis=0))]
         for each in group:
@@ -65,20 +65,20 @@ def galleries(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, list[Galle
     return [(run, shown[run.mark]) for run in runs if shown[run.mark]]
 
 
-def _kept(runs: Sequence[ReportedRun]) -> list[list[_Kept]]:
-    """Of equal attacks on equal data together. Measurements of a run that share a probe share its pictures."""
-    groups: dict[str, dict[tuple[int, str], _Kept]] = {}
+def _stored_pictures(runs: Sequence[ReportedRun]) -> list[list[_StoredPictures]]:
+    """Group stored pictures by attack and data; measurements of a run that share a probe are counted once."""
+    groups: dict[str, dict[tuple[int, str], _StoredPictures]] = {}
     for run in runs:
         for facts in run.measurements:
             for case in _largest(facts.about.cases):
                 group = groups.setdefault(storage.fingerprint([facts.about.data, case.label, case.spec, case.at]), {})
                 if (run.mark, case.store) not in group and (pictures := facts.pictures(case.label)):
-                    group[run.mark, case.store] = _Kept(run, facts, case.label, pictures)
+                    group[run.mark, case.store] = _StoredPictures(run, facts, case.label, pictures)
     return [list(group.values()) for group in groups.values() if group]
 
 
 def _largest(cases: Iterable[MeasuredCase]) -> list[MeasuredCase]:
-    """Of each attack's variants along axes that with the largest budget: its perturbations are seen best."""
+    """Return the variant of each attack with the largest eps, whose perturbations are easiest to see."""
     chosen: dict[str, MeasuredCase] = {}
     for case in cases:
         name = case.label
@@ -93,10 +93,10 @@ def _eps(case: MeasuredCase) -> float:
     return case.threat.eps if case.threat else 0.0
 
 
-def _gallery(kept: _Kept, positions: Column) -> Gallery:
-    facts, label = kept.facts, kept.label
-    rows = np.searchsorted(kept.pictures["position"], positions)
-    clean, adversarial = kept.pictures["clean"][rows], kept.pictures["adversarial"][rows]
+def _gallery(stored: _StoredPictures, positions: Column) -> Gallery:
+    facts, label = stored.facts, stored.label
+    rows = np.searchsorted(stored.pictures["position"], positions)
+    clean, adversarial = stored.pictures["clean"][rows], stored.pictures["adversarial"][rows]
     fact = {name: facts.at(label, name, positions) for name in _FACTS}
     scale, scale_text = pixel_scale(facts.case(label).threat, adversarial - clean)
     examples = [
@@ -107,7 +107,7 @@ def _gallery(kept: _Kept, positions: Column) -> Gallery:
 
 
 def side_by_side(comparison: Comparison, label: str) -> tuple[Column, list[dict[str, Column]]]:
-    """Positions of the examples that every row has pictures of under this probe, and each row's pictures of them."""
+    """Return the positions that every row has pictures of under this probe, and each row's pictures."""
     kept = [row.facts.pictures(label) for row in comparison.rows]
     if not all(kept):
         return np.zeros(0, np.int64), [{} for _ in kept]
@@ -119,12 +119,12 @@ def side_by_side(comparison: Comparison, label: str) -> tuple[Column, list[dict[
 
 
 def choose(right: Column) -> Column:
-    """The first examples, those that most models get right on the clean image before the others."""
+    """Choose the first examples, those whose clean image most models get right first."""
     return np.argsort(-right.astype(np.int64), kind="stable")[:EXAMPLES]
 
 
 def pixel_scale(threat: MeasuredThreat | None, delta: Column) -> tuple[float, str]:
-    """ε bounds each pixel of an ℓ∞ perturbation; for any other, the largest change in sight takes its place."""
+    """Return the scale of pixel changes and its text: ε for ℓ∞, else the largest change in these examples."""
     if threat and threat.norm == "linf":
         return threat.eps, f"ε = {written(threat.eps)}"
     largest = float(np.abs(delta).max(initial=0))
@@ -136,13 +136,15 @@ def _example(fact: Mapping[str, Any], facts: Facts, clean: Column, adversarial: 
     outside = "" if fact["in_budget"] else "outside the budget: does not count"
     return Example(
         truth=truth,
-        clean=judged(clean, before, right=bool(fact["before"] == fact["label"]), remark=f"is {truth}"),
-        adversarial=judged(adversarial, after, right=bool(fact["prediction"] == fact["label"]), remark=outside),
+        clean=predicted_picture(clean, before, right=bool(fact["before"] == fact["label"]), remark=f"is {truth}"),
+        adversarial=predicted_picture(
+            adversarial, after, right=bool(fact["prediction"] == fact["label"]), remark=outside
+        ),
         perturbation=data_uri(rescaled(adversarial - clean, scale)),
     )
 
 
-def judged(image: Column, seen: str, *, right: bool, remark: str) -> Picture:
-    """The remark is only for mistakes."""
-    caption = seen if right or not remark else f"{seen} ({remark})"
+def predicted_picture(image: Column, prediction: str, *, right: bool, remark: str) -> Picture:
+    """Return the image captioned with its predicted class, and with the remark if that is wrong."""
+    caption = prediction if right or not remark else f"{prediction} ({remark})"
     return Picture(data_uri(to_bytes(image)), caption, "right" if right else "wrong")

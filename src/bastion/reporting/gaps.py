@@ -1,4 +1,4 @@
-"""Robust generalisation: accuracies of training and of test images side by side, and the gap. No torch."""
+"""Robust generalisation gap: accuracies on training and test images, and their difference. No torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bastion.reporting.wording import interval, percent, points
 
 CAPTION = (
     "The same probes on images of the training split (open) and of the test split (filled): in %, each with its 95 % "
-    "interval; the gap in percentage points, with the interval of two independent samples (Newcombe). Whether a model "
-    "was trained on these images only its recipe can tell."
+    "interval; the gap in percentage points, with the interval of two independent samples (Newcombe). See the "
+    "recipe for the images that a model was trained on."
 )
-SHOWN = 40  # models of the drawing
+SHOWN = 40  # models in the plot
 ROW = 20
 
 
@@ -32,7 +32,7 @@ class Gap:
 
 
 def gap_figures(boards: Sequence[Board]) -> dict[int, Figure]:
-    """By the id of the board with the test images."""
+    """Return the figures by the id of the test board."""
     return {
         id(test): figure
         for number, test in enumerate(boards)
@@ -42,7 +42,7 @@ def gap_figures(boards: Sequence[Board]) -> dict[int, Figure]:
 
 
 def _training_boards(boards: Sequence[Board], test: Board) -> Iterator[Board]:
-    """Of the same data set."""
+    """Yield the boards with the training split of the same data set."""
     if test.data["split"] != "test":
         return
     for board in boards:
@@ -64,7 +64,7 @@ def _figure(train: Board, test: Board, key: str) -> Figure | None:
 
 
 def _gaps(train: Board, test: Board, columns: Sequence[Column]) -> Iterator[Gap]:
-    """In the order of the board."""
+    """Yield the models that are on both boards, in the order of the test board."""
     trained = {entry.weights: entry for entry in train.entries}
     for entry in test.entries:
         other = trained.get(entry.weights)
@@ -91,7 +91,7 @@ def _cells(gap: Gap, columns: Sequence[Column]) -> list[str]:
 
 
 def _panel(gaps: Sequence[Gap], column: Column, key: str) -> Markup:
-    """A line from the training to the test accuracy of each model."""
+    """Draw a line from the training to the test accuracy of each model."""
     shown = [gap for gap in gaps if column.key in gap.pairs]
     with svg.figure(420, ROW * len(shown) + 80) as drawn:
         axes = svg.axes(drawn, left=150, right=14, top=30, bottom=44)

@@ -1,4 +1,4 @@
-"""Accuracies by corruption and severity, and by class; which classes are taken for which. No torch."""
+"""Accuracies by corruption and severity, and by class; the most frequent confusions. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bastion.reporting.axes import corruption
 from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions, per_example
 from bastion.suite import CORRECT, written
 
-CLASSES = 20  # of more classes only the worst are shown
+CLASSES = 20  # of more classes only the least accurate are shown
 CONFUSIONS = 8
 MEAN = "mean"
 
@@ -35,12 +35,12 @@ class HeatMap:
 class ClassRow:
     name: str
     n: int
-    accuracies: list[Estimate]  # for each run one per column of `ClassTable`
+    accuracies: list[Estimate]  # for each run, one per column of `ClassTable`
 
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Accuracy by class. `columns` are those of each run."""
+    """Accuracy by class. Every run has these columns."""
 
     columns: list[str]
     rows: list[ClassRow]
@@ -50,13 +50,13 @@ class ClassTable:
 @dataclass(frozen=True)
 class Confusion:
     truth: str
-    seen: str
+    predicted: str
     count: int
     share: float  # of the images of the true class
 
 
 def heat_maps(comparison: Comparison) -> list[HeatMap]:
-    """One a run, if there are several corruptions."""
+    """Return one heat map per run, if there are several corruptions."""
     return [_heat_map(row) for row in comparison.rows] if len(corruptions(comparison.rows[0].facts)) > 1 else []
 
 
@@ -88,13 +88,13 @@ def _mean(columns: Sequence[Column]) -> Estimate:
 
 
 def clean_predictions(facts: Facts) -> MeasuredCase | None:
-    """The first clean probe that says what the model saw."""
+    """Return the first clean probe that stores predictions."""
     wanted = {CORRECT, "prediction", "label"}
     return next((case for case in facts.with_role("clean") if wanted <= {*case.columns}), None)
 
 
 def class_table(comparison: Comparison) -> ClassTable | None:
-    """On clean images, and in the worst case if the suite has one; the same images for all runs."""
+    """Return accuracies by class on clean images, and in the worst case if the suite has one."""
     case = clean_predictions(comparison.rows[0].facts)
     if case is None:
         return None
@@ -116,19 +116,19 @@ def _of(columns: Sequence[Column], which: Column) -> list[Estimate]:
 
 
 def confusions(facts: Facts) -> list[Confusion]:
-    """What clean images are most often taken for."""
+    """Return the most frequent misclassifications of clean images."""
     case = clean_predictions(facts)
     if case is None:
         return []
-    labels, seen = (facts.columns[f"{case.label}/{name}"] for name in ("label", "prediction"))
-    wrong = np.stack([labels, seen])[:, labels != seen]
+    labels, predicted = (facts.columns[f"{case.label}/{name}"] for name in ("label", "prediction"))
+    wrong = np.stack([labels, predicted])[:, labels != predicted]
     pairs, counts = np.unique(wrong, axis=1, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:CONFUSIONS]
     names = facts.about.classes
     return [
         Confusion(
             truth=class_name(names, pairs[0, each]),
-            seen=class_name(names, pairs[1, each]),
+            predicted=class_name(names, pairs[1, each]),
             count=int(counts[each]),
             share=float(counts[each] / (labels == pairs[0, each]).sum()),
         )

@@ -25,7 +25,7 @@ class Histogram:
 
 
 def histogram(shown: Sequence[Histogram], title: str, xlabel: str, key: str) -> Markup:
-    """Counts over a value, of every model."""
+    """Draw the histograms of all models in one panel."""
     values = np.concatenate([each.values for each in shown] + [np.array([each.line for each in shown])])
     low, high = float(values.min()), float(values.max())
     with svg.figure(WIDTH, HEIGHT) as drawn:

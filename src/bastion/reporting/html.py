@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one or more runs. No torch, no network, no script."""
+"""The report: a self-contained HTML page about one or more runs. No torch, no network, no script."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from bastion.reporting.summary import page_title, summary
 from bastion.reporting.tables import Comparison, ReportedRun
 from bastion.reporting.training import training_panels
 
-_WIDTHS = {"wide": 1080, "medium": 700, "narrow": 350}  # a chart is drawn for a desk, a tablet or paper, and a phone
+_WIDTHS = {"wide": 1080, "medium": 700, "narrow": 350}  # of a chart: for desktop, tablet or print, and phone
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
     """Write the page about one or more runs to `output`. The same facts give the same bytes.
 
-    A run is its folder, or what was measured: `zoo/NAME`, `timm/NAME`, a model folder.
+    A run is its folder, or the model that was measured: `zoo/NAME`, `timm/NAME`, a model folder.
     """
     page = render(tables.read_runs([runs] if isinstance(runs, str | Path) else runs))
     storage.write_text(Path(output), printable(page))
@@ -102,13 +102,13 @@ def environment() -> jinja2.Environment:
 def _with_any(
     comparisons: Sequence[Comparison], make: Callable[[Comparison, int], Any]
 ) -> list[tuple[Comparison, Any]]:
-    """What a section shows of each comparison that has facts for it."""
+    """Return a section's content for each comparison that has facts for it."""
     made = [(comparison, make(comparison, position)) for position, comparison in enumerate(comparisons)]
     return [(comparison, shown) for comparison, shown in made if shown]
 
 
 def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
-    """None for a suite with less than two accuracies."""
+    """Return charts by width; none for a suite with less than two accuracies."""
     widths = _WIDTHS if comparison.charted else {}
     return {
         name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
@@ -116,7 +116,7 @@ def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
 
 
 def _waterfalls(comparison: Comparison, position: int) -> list[tuple[str, Any, list[Any]]]:
-    """By ensemble: accuracies after each member, and a chart for each run."""
+    """Return, per ensemble, the accuracies after each member and a chart for each run."""
     ensembles = {label: stages for label, stages in comparison.stages().items() if len(stages) > 1}
     return [
         (label, stages, [(row, plots.waterfall(row, label, f"fall-{position}-{number}-{line}")) for line, row in rows])
@@ -145,19 +145,19 @@ def _distances(comparison: Comparison, position: int) -> list[tuple[str, Markup,
 
 
 def _classes(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, Any, list[Any]]]:
-    """Each run once on each data set, on as many images as there are."""
+    """Return class tables, so that each run is shown once per data set, with the most images."""
     found: list[tuple[Comparison, Any, list[Any]]] = []
     covered: set[tuple[str, int]] = set()
     for each in sorted(comparisons, key=lambda each: (len(each.rows), each.n), reverse=True):
-        asked = {(storage.fingerprint(each.about.data), run.mark) for run in each.runs}
-        if not each.stale and not asked <= covered and (table := class_table(each)):
+        pairs = {(storage.fingerprint(each.about.data), run.mark) for run in each.runs}
+        if not each.stale and not pairs <= covered and (table := class_table(each)):
             found.append((each, table, [(row, confusions(row.facts)) for row in each.rows]))
-            covered |= asked
+            covered |= pairs
     return found
 
 
 def _details(run: ReportedRun) -> dict[str, Any]:
-    """What a reader needs to believe the numbers, or to make them again."""
+    """Return the provenance that is needed to reproduce the numbers."""
     resolved = run.files.recipe()
     return {
         "run": run,
@@ -172,7 +172,7 @@ def _details(run: ReportedRun) -> dict[str, Any]:
 
 
 def _spec(case: MeasuredCase) -> str:
-    """As it could stand in a suite."""
+    """Return the settings in the format of a suite."""
     return yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip()
 
 
@@ -192,9 +192,9 @@ def _measured_by(facts: Facts) -> dict[str, str]:
 
 
 def _origin(about: Mapping[str, Any]) -> dict[str, str]:
-    """Of a provenance or a measurement; older ones may lack some of it."""
-    told = {key: about.get(key) for key in ("machine", "versions")}
-    lists = {key: pairs if isinstance(pairs, Mapping) else {} for key, pairs in told.items()}
+    """Return the origin of a run or a measurement; older ones may lack some fields."""
+    fields = {key: about.get(key) for key in ("machine", "versions")}
+    lists = {key: pairs if isinstance(pairs, Mapping) else {} for key, pairs in fields.items()}
     return {
         "date": str(about.get("created", "unknown")),
         "command": str(about.get("command", "unknown")),

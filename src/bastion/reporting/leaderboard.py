@@ -1,4 +1,4 @@
-"""The page about all measured models below a folder. It sorts and filters itself, and loads nothing. No torch."""
+"""The leaderboard page: all measured models below a folder, with sorting and filters, self-contained. No torch."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def leaderboard(
     pair: str | None = None,
     published: str | Path | None = None,
 ) -> tuple[list[Board], list[str]]:
-    """Write the page about all models below `folder`. Returns what is on it, and what could not be read.
+    """Write the page about all models below `folder`. Returns its boards, and the problems of runs left out.
 
-    `published` is a folder of RobustBench's JSON files, whose models stand beside ours, marked. `over` draws numbers
-    over a setting of the recipe, such as `optimizer.l1`, of runs that differ in it alone; `pair` sets models whose
-    names differ by this word beside each other.
+    `published` is a folder of RobustBench's JSON files, whose models are added and marked. `over` plots numbers over a
+    setting of the recipe, such as `optimizer.l1`, of runs that differ in nothing else; `pair` plots models in pairs
+    whose names differ by this word only.
     """
     boards, problems = read_boards(Path(folder))
     if published is not None:
@@ -73,7 +73,7 @@ def render(
 
 
 def _figures(boards: Sequence[Board], over: str | None, pair: str | None) -> dict[int, list[Figure]]:
-    """What the models of a board show together."""
+    """Return the figures of each board, by its id."""
     gaps = gap_figures(boards)
     paths = {id(board): path_figure(board, over, f"over-{n}") for n, board in enumerate(boards)} if over else {}
     pairs = {id(board): pair_figure(board, pair, f"pair-{n}") for n, board in enumerate(boards)} if pair else {}
@@ -97,12 +97,12 @@ def _asset(name: str) -> str:
 
 
 def _hash(content: str) -> str:
-    """By which a browser lets this script or style run and no other."""
+    """Return the hash that the content security policy allows this script or style by."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _report(entry: Entry, output: Path) -> str:
-    """The address of its report as seen from the page; empty if it has none."""
+    """Return the URL of the run's report relative to the page; empty if it has none."""
     page = entry.folder / REPORT
     path = Path(os.path.relpath(page, output.parent)).as_posix()
     return quote(os.fsencode(path)) if storage.is_file(page) else ""

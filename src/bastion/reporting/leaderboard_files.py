@@ -1,4 +1,4 @@
-"""A leaderboard for other programs: CSV, and the JSON files of RobustBench (Croce et al. 2021). No torch."""
+"""Exports of a leaderboard: CSV, and the JSON files of RobustBench (Croce et al. 2021). No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNKNOWN = ("link", "name", "authors", "additional_data", "number_forward_passes
 
 
 def write_csv(boards: Sequence[Board], path: Path) -> None:
-    """One line for each model and data set; for each number its value, 95 % interval and n."""
+    """Write one line per model and data set; each number with its 95 % interval and n."""
     columns = list({column.name: column for board in boards for column in board.columns}.values())
     head = ["model", "data", "split", "digest", "weights", "category", "parameters", "warnings"]
     for column in columns:
@@ -44,14 +44,14 @@ def _numbers(board: Board, entry: Entry, columns: Sequence[Column]) -> list[Any]
 
 
 def plain(text: Any) -> Any:
-    """A name that a spreadsheet would take for a formula gets an apostrophe."""
+    """Prefix an apostrophe to text that a spreadsheet would read as a formula."""
     return f"'{text}" if isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
-    """`DATA/Linf/MODEL.json` for each model with AutoAttack, `DATA/corruptions/MODEL.json` with a corruption mean.
+    """Write `DATA/Linf/MODEL.json` of models with AutoAttack, `DATA/corruptions/MODEL.json` with a corruption mean.
 
-    What only its authors know is null. Where a file is there already, what it says besides is kept.
+    Fields that only the authors know are null. Other fields of an existing file are kept.
     """
     written_files = []
     for board in boards:
@@ -64,7 +64,7 @@ def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
 
 
 def _model_infos(board: Board, entry: Entry) -> dict[str, dict[str, Any]]:
-    """By RobustBench's names of threats."""
+    """Return the contents of the files by RobustBench's name of the threat."""
     infos = {}
     for column in board.columns_of("attack", "corruption"):
         number = entry.numbers.get(column.key)

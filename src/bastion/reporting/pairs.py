@@ -1,4 +1,4 @@
-"""Models with and without something, as their names say (Fig. 4 of Singh et al. 2023: ConvStem). No torch."""
+"""Pairs of models whose names differ by one word (Fig. 4 of Singh et al. 2023: ConvStem). No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 0.38  # of a bar
 
 
 def pair_figure(board: Board, word: str, key: str) -> Figure | None:
-    """Paired bars: `vit-s-heavy` and `vit-s-convstem-heavy` differ by the word `convstem`."""
+    """Draw paired bars: `vit-s-heavy` and `vit-s-convstem-heavy` differ by the word `convstem`."""
     by_name = {entry.model: entry for entry in board.entries}
     pairs = [(by_name[other], entry) for entry in board.entries if (other := _without(entry.model, word)) in by_name]
     columns = [column for column in board.columns if column.kind != "study" and _any(pairs, column)]

@@ -1,4 +1,4 @@
-"""Pictures of a page: arrays as PNGs, perturbations made visible, and grids of pictures with captions. No torch."""
+"""Pictures of a page: arrays as PNGs, rescaled perturbations, and grids of pictures with captions. No torch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SIGNS = {"right": Markup('<span class="right">✓</span> '), "wrong": Markup('<
 @dataclass(frozen=True)
 class Picture:
     source: str  # a data URI
-    caption: str = ""  # what the model sees in it
+    caption: str = ""  # such as the predicted class
     verdict: Literal["right", "wrong", ""] = ""
 
 
 def figure(picture: Picture, alt: str) -> Markup:
-    """A picture with its caption below."""
+    """Return a picture with its caption below."""
     caption = _SIGNS.get(picture.verdict, Markup()) + picture.caption
     below = Markup("<figcaption>{}</figcaption>").format(caption) if caption else ""
     return Markup('<figure><img src="{}" alt="{}">{}</figure>').format(picture.source, alt, below)
@@ -38,9 +38,9 @@ def figure(picture: Picture, alt: str) -> Markup:
 def grid(
     mark: int | None, title: str, pictures: Sequence[Picture], *, columns: Sequence[str] | int, about: str
 ) -> Markup:
-    """Pictures row by row under the name of a run, and under those of the columns, if they have any.
+    """Return rows of pictures under a run's name and the names of the columns, if they have any.
 
-    `about` is what a picture is of, for those who do not see it.
+    `about` is the alternative text.
     """
     names = [] if isinstance(columns, int) else columns
     heads = Markup().join(Markup("<span>{}</span>").format(name) for name in names)
@@ -51,7 +51,7 @@ def grid(
 
 
 def run_mark(mark: int) -> Markup:
-    """The sign of a run in its colour."""
+    """Return the marker of a run in its colour."""
     colour, sign = f"var(--run-{mark % svg.COLOURS})", svg.MARKERS[svg.marker(mark)]
     return Markup('<span class="mark" style="color: {}" aria-hidden="true">{}</span>').format(colour, sign)
 
@@ -61,26 +61,26 @@ def rescaled(delta: Column, scale: float) -> Column:
     return to_bytes((delta + scale) / (2 * scale) if scale > 0 else np.full_like(delta, 0.5))
 
 
-def in_deviations(change: Column) -> Column:
-    """As bytes: -3 of its standard deviations are black, zero is grey, +3 are white."""
+def rescaled_by_std(change: Column) -> Column:
+    """Rescale to bytes: -3 standard deviations are black, zero is grey, +3 are white."""
     return rescaled(change, 3 * float(change.std()))
 
 
 def grey(image: Column) -> Column:
-    """(1, H, W): the luma of (3, H, W) bytes; one channel stays as it is."""
+    """Return (1, H, W): the luma of (3, H, W) bytes; a single channel is unchanged."""
     if image.shape[0] != 3:
         return image
     return np.rint(np.tensordot(_LUMA, image.astype(np.float64), 1))[None].astype(np.uint8)
 
 
 def to_bytes(image: Column) -> Column:
-    """Pixels in [0,1] to 0 … 255."""
+    """Convert pixels in [0, 1] to 0 … 255."""
     levels: Column = np.rint(255 * np.clip(image.astype(np.float64), 0, 1)).astype(np.uint8)
     return levels
 
 
 def data_uri(image: Column) -> str:
-    """(C, H, W) bytes with one or three channels as a PNG; large ones, whose noise would fill the page, as WebP."""
+    """Encode (C, H, W) bytes with one or three channels as PNG, large ones as WebP to keep the page small."""
     if image.shape[0] not in (1, 3):
         raise BastionError(f"report: a picture has {image.shape[0]} channels; 1 or 3 can be shown")
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Charts of accuracies: with intervals, after each attack of an ensemble, over radius or size; and of distances."""
+"""Charts of accuracy (with intervals, after each attack of an ensemble, over radius or size) and of distances."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bastion.reporting.robustness_curves import CurveChart, Distances, Line
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import norm_sign, percent
 
-_BACKING = {"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of the words
+_BACKING = {"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of text
 _ROW, _GAP, _HEAD, _FOOT = 22, 34, 18, 40  # of the accuracy chart, in pixels
 _STAGE = 40  # height of a stage of the waterfall
 WIDTH, HEIGHT = 360, 260  # of a panel
@@ -26,7 +26,7 @@ _LEVELS = (1, 2, 4, 8, 16, 32, 64)  # between ticks of an ℓ∞ radius
 
 
 def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
-    """Every run's accuracy under every probe as a dot on its 95 % interval."""
+    """Draw every run's accuracy under every probe as a dot on its 95 % interval."""
     block = _GAP + _ROW * len(comparison.rows)
     height = _HEAD + block * len(comparison.charted) + _FOOT
     with svg.figure(width, height) as figure:
@@ -41,14 +41,14 @@ def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
         )
         for position, label in enumerate(comparison.charted):
             top = block * position
-            # Beside the dots alone: the line crosses no words.
+            # Only beside the dots, so that the line does not cross text.
             axes.plot([chance] * 2, [top + _GAP, top + block], color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
             _draw_probe(axes, comparison, label, top)
         return svg.inline(figure, key, f"Accuracy with 95 % intervals: {comparison.title}, n = {comparison.n}")
 
 
 def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> None:
-    """The probe's name, then a line for each run, its number at the right edge."""
+    """Draw the probe's name, then a line for each run with its number at the right edge."""
     beside: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False}
     name = axes.annotate(comparison.name(label), (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=_BACKING)
     axes.annotate(comparison.threat(label), (1, 0), (10, 0), xycoords=name, color=svg.MUTED, bbox=_BACKING, **beside)
@@ -62,7 +62,7 @@ def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> N
 
 
 def waterfall(row: Row, label: str, key: str) -> Markup:
-    """What is still classified right after each attack of an ensemble; pale: what that attack fooled."""
+    """Draw the accuracy after each attack of an ensemble; pale: the images that this attack fooled."""
     stages = [(name, after.value) for name, after in row.facts.stages(label).items()]
     columns = row.facts.columns
     before = float((row.facts.correct(label) | (columns[f"{label}/fooled_by"] >= 0)).mean())
@@ -87,7 +87,7 @@ def waterfall(row: Row, label: str, key: str) -> Markup:
 
 
 def curve_panel(chart: CurveChart, chance: float, key: str) -> Markup:
-    """Accuracy over a radius, a size or whatever else, all runs; bands are 95 % intervals."""
+    """Draw all runs' accuracy over a radius, an image size or another axis; bands are 95 % intervals."""
     label = chart.xlabel or (f"radius ε ({norm_sign(chart.norm)})" if chart.norm else "image size (pixels)")
     with svg.figure(WIDTH, HEIGHT) as figure:
         axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
@@ -108,7 +108,7 @@ def curve_panel(chart: CurveChart, chance: float, key: str) -> Markup:
 
 
 def head(axes: Axes, text: str) -> None:
-    """What is on the y axis, above it and not beside it."""
+    """Write the label of the y axis above it."""
     axes.set_ylabel(text, rotation=0, ha="left", color=svg.INK, fontsize=13)
     axes.yaxis.set_label_coords(-0.09, 1.06)
 
@@ -130,7 +130,7 @@ def _percents(estimates: Sequence[Estimate], name: str) -> list[float]:
 
 
 def _radius_ticks(axes: Axes, norm: str, last: float) -> None:
-    """Of ℓ∞ radii in grey levels: 8/255."""
+    """Write ℓ∞ radii as multiples of 1/255."""
     if norm != "linf":
         return
     levels = 255 * last
@@ -140,7 +140,7 @@ def _radius_ticks(axes: Axes, norm: str, last: float) -> None:
 
 
 def distance_panel(label: str, shown: Sequence[Distances], key: str) -> Markup:
-    """How many images have their nearest adversarial example at which distance."""
+    """Draw the histogram of distances to the nearest adversarial example."""
     norm = shown[0].norm
     values = np.concatenate([each.found for each in shown])
     last = float(values.max(initial=0)) or 1.0

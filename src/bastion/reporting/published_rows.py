@@ -1,4 +1,4 @@
-"""Rows of a leaderboard that others published: RobustBench's JSON files of model information. No torch."""
+"""Published rows of a leaderboard, from RobustBench's JSON files of model information. No torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bastion.recipe_yaml import read_value
 from bastion.reporting.boards import Board, Column, Entry, ranked
 
 NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
-# RobustBench's names of data sets: how many images it measures on, and what the data set is called here.
+# By RobustBench's name of the data set: the number of images, and its names in bastion.
 DATA = {"cifar10": (10_000, {"cifar10"}), "cifar100": (10_000, {"cifar100"}), "imagenet": (5_000, {"imagenet-val"})}
 
 
 def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], list[str]]:
-    """The boards with the models of `folder/DATA/Linf/MODEL.json` and so on, and what could not be read.
+    """Add the models of `folder/DATA/Linf/MODEL.json` and so on to the boards; also return what could not be read.
 
-    A model stands on the boards of its data set that have AutoAttack in its norm and at its radius, and is marked.
+    A model is added to the boards of its data set that have AutoAttack with its norm and radius, and is marked.
     """
     files = sorted(path for norm in NORMS for path in folder.glob(f"**/{norm}/*.json"))
     if not files:
@@ -36,7 +36,7 @@ def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], 
 
 
 class _Info:
-    """What a file says of a model."""
+    """Content of a model's file."""
 
     def __init__(self, path: Path) -> None:
         content: dict[str, Any] = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Numbers over a setting of the recipe: runs that differ in nothing else (Fig. 3 of Tang et al. 2022). No torch."""
+"""Plots over a setting of the recipe, of runs that differ in nothing else (Fig. 3 of Tang et al. 2022). No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bastion.reporting.boards import Board, Column, Entry
 from bastion.reporting.figures import Figure
 from bastion.run import Run
 
-_DECIDES_NOTHING = {"seed"}  # of what may differ between runs of one path: several seeds are several points
+_IGNORED = {"seed"}  # may differ between the runs of a line: several seeds are several points
 
 
 class Point(NamedTuple):
@@ -28,26 +28,26 @@ class Point(NamedTuple):
 
 
 def path_figure(board: Board, setting: str, key: str) -> Figure | None:
-    """Clean accuracy and the column that the board is sorted by, over `optimizer.l1`, say."""
+    """Plot clean accuracy and the column that the board is sorted by over a setting such as `optimizer.l1`."""
     groups: dict[str, list[Point]] = {}
     for entry in board.entries:
         recipe = _recipe(entry)
         if recipe is not None:
-            value, rest = _taken_out(recipe, setting, entry)
+            value, rest = _split_setting(recipe, setting, entry)
             groups.setdefault(rest, []).append(Point(value, entry))
     several = [group for group in groups.values() if len({point.value for point in group}) > 1]
     paths = [sorted(group, key=lambda point: point.value) for group in several]
     columns = dict.fromkeys([*board.columns_of("clean")[:1], board.sorted_by])
     panels = [_panel(paths, column, setting, f"{key}-{number}") for number, column in enumerate(columns)]
     caption = (
-        f"Each line joins runs whose recipes differ in {setting} alone; where there are several seeds, it goes through "
+        f"Each line joins runs whose recipes differ in {setting} only; where there are several seeds, it goes through "
         "their mean. Bars are 95 % intervals over images."
     )
     return Figure(f"Over {setting}", panels, caption, legend=False) if paths else None
 
 
 def _recipe(entry: Entry) -> dict[str, Any] | None:
-    """All that decides the weights, with defaults; None where nothing was trained."""
+    """Return the fields that determine the weights, with defaults; None if the run was not trained here."""
     stored = Run(entry.folder).recipe()
     if stored is None:
         return None
@@ -57,10 +57,10 @@ def _recipe(entry: Entry) -> dict[str, Any] | None:
         raise BastionError(f"{entry.folder}/recipe.yaml: not a recipe that this version reads") from error
 
 
-def _taken_out(recipe: Mapping[str, Any], setting: str, entry: Entry) -> tuple[float, str]:
-    """The setting's value, and what names the rest of the recipe."""
+def _split_setting(recipe: Mapping[str, Any], setting: str, entry: Entry) -> tuple[float, str]:
+    """Return the setting's value, and a hash of the rest of the recipe."""
     *above, name = setting.split(".")
-    inner: Any = copy.deepcopy({key: each for key, each in recipe.items() if key not in _DECIDES_NOTHING})
+    inner: Any = copy.deepcopy({key: each for key, each in recipe.items() if key not in _IGNORED})
     rest = inner
     for part in above:
         inner = inner.get(part) if isinstance(inner, dict) else None
@@ -98,7 +98,7 @@ def _draw(axes: Axes, path: Sequence[Point], column: Column, number: int) -> Non
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
-    """Strengths go by powers of ten, often from zero."""
+    """Use a symmetric log scale if the values span a factor of 20 or more."""
     positive = [value for value in values if value > 0]
     if len(positive) > 1 and positive[-1] >= 20 * positive[0] and values[0] >= 0:
         axes.set_xscale("symlog", linthresh=positive[0], linscale=0.5)

@@ -1,4 +1,4 @@
-"""Accuracy over a radius or an image size, and how far away adversarial examples are. No torch."""
+"""Accuracy over a radius or an image size, and distances to the nearest adversarial examples. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bastion.reporting.axes import Series, series
 from bastion.reporting.tables import Comparison, Row
 from bastion.suite import CORRECT
 
-STEPS = 200  # radii at which a curve of distances is drawn at most
+STEPS = 200  # most radii of a curve from distances
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class Line:
 class CurveChart:
     title: str
     norm: str  # of the radius; empty: x is an image size, or what `xlabel` says
-    is_step: bool  # made of distances, so exact at every radius
+    is_step: bool  # from distances, so exact at every radius
     lines: list[Line]
     xlabel: str = ""
 
 
 @dataclass(frozen=True)
 class Distances:
-    """Of one run to its nearest adversarial examples, under one probe."""
+    """Distances of one run's nearest adversarial examples, under one probe."""
 
     name: str
     mark: int
     norm: str
     median: float  # over all examples: 0 for clean mistakes, infinite where none was found
-    found: Column  # of the examples that an attack had to move and did
+    found: Column  # distances above zero at which an adversarial example was found
     mistakes: int
     unfooled: int
 
 
 def security_curves(comparison: Comparison) -> list[CurveChart]:
-    """Accuracy over eps, from an axis `eps` and from minimal distances."""
+    """Return accuracies over eps, from an axis `eps` and from minimal distances."""
     measured = [_along(comparison, each, "eps") for each in series(comparison.rows[0].facts, "eps")]
     cases = distance_cases(comparison.rows[0].facts)
     return measured + [_from_distances(comparison, case) for case in cases]
@@ -71,7 +71,7 @@ def _along(comparison: Comparison, chosen: Series, axis: str) -> CurveChart:
 
 
 def _clean(row: Row, attacked: MeasuredCase) -> Estimate | None:
-    """The accuracy at radius 0, on the same variant of the data."""
+    """Return the accuracy at radius 0 on the same variant of the data."""
     for case in row.facts.with_role("clean"):
         if CORRECT in case.columns and case.at.items() <= attacked.at.items():
             return estimate(row.facts.correct(case.label))
@@ -79,7 +79,7 @@ def _clean(row: Row, attacked: MeasuredCase) -> Estimate | None:
 
 
 def distance_cases(facts: Facts) -> list[MeasuredCase]:
-    """Probes that look for the nearest adversarial example. Those with a fixed budget tell no such distance."""
+    """Return the probes that search for the nearest adversarial example instead of one within a fixed eps."""
     return [case for case in facts.with_role("attack") if "distance" in case.columns and CORRECT not in case.columns]
 
 
@@ -101,7 +101,7 @@ def _from_distances(comparison: Comparison, case: MeasuredCase) -> CurveChart:
 
 
 def distances(comparison: Comparison) -> dict[str, list[Distances]]:
-    """By probe, one for each row."""
+    """Return the distances by probe, one per row."""
     return {
         case.label: [_distances(row, case) for row in comparison.rows]
         for case in distance_cases(comparison.rows[0].facts)
@@ -114,7 +114,7 @@ def _distances(row: Row, case: MeasuredCase) -> Distances:
         name=row.name,
         mark=row.run.mark,
         norm=norm_of(case),
-        median=float(np.quantile(column, 0.5, method="inverted_cdf")),  # no mean of a distance and infinity
+        median=float(np.quantile(column, 0.5, method="inverted_cdf")),  # does not interpolate to infinity
         found=column[np.isfinite(column) & (column > 0)],
         mistakes=int((column == 0).sum()),
         unfooled=int(np.isinf(column).sum()),

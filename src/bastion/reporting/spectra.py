@@ -1,4 +1,4 @@
-"""Where the energy of gradients and perturbations lies, over runs. No torch."""
+"""Frequency spectra of gradients and perturbations. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIGHEST = 0.5**0.5  # cycles per pixel, along the diagonal
 
 
 def energy_panel(comparison: Comparison, label: str, shape: Sequence[int] | None, title: str, key: str) -> Markup:
-    """Shares of the energy in rings of frequencies; dotted: those of white noise on images of this shape."""
+    """Draw the shares of energy in rings of frequencies; dotted: white noise on images of this shape."""
     columns = [row.facts.columns[f"{label}/energy"] for row in comparison.rows]
     bins = columns[0].shape[1]
     centres = [(ring + 0.5) * HIGHEST / bins for ring in range(bins)]
@@ -38,12 +38,12 @@ def energy_panel(comparison: Comparison, label: str, shape: Sequence[int] | None
 
 
 def by_ring(energy: Column) -> list[Estimate]:
-    """The mean share of each ring over the examples that have any energy."""
+    """Return the mean share of each ring, over the examples that have any energy."""
     return [estimate(column.astype(np.float64)) for column in energy.T]
 
 
 def white_noise(height: int, width: int, bins: int) -> Column:
-    """(bins,): the share of all frequencies that lies in each ring, as `energy_shares` of the probes has them."""
+    """Return (bins,): each ring's share of all frequencies, with the rings of the probes' `energy_shares`."""
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)
     ring = (np.sqrt(rows**2 + columns**2) * (bins / HIGHEST) + 1e-9).astype(np.int64).clip(max=bins - 1)
     shares: Column = np.bincount(ring.ravel(), minlength=bins) / ring.size

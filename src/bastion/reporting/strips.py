@@ -1,4 +1,4 @@
-"""Small pictures in rows, with words below: what a probe kept of its first examples, as HTML. No torch."""
+"""HTML tables of the pictures that a probe stored of its first examples, with captions. No torch."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from bastion.reporting.wording import percent
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture of (C, H, W) bytes."""
+    """A picture of (C, H, W) bytes with its caption."""
 
     image: Column
     alt: str
-    words: str | Markup = ""
+    caption: str | Markup = ""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was kept of the same examples in every row of a comparison."""
+class SharedPictures:
+    """Pictures of the same examples in every row of a comparison."""
 
     positions: Column  # in the split
-    places: Column  # in the columns of facts
-    rows: list[dict[str, Column]]  # one a row of the comparison, by name: one picture an example
+    row_numbers: Column  # in the columns of facts
+    rows: list[dict[str, Column]]  # per row of the comparison, by name: one picture per example
     truths: list[str]
 
 
-def kept(comparison: Comparison, case: MeasuredCase, count: int) -> Kept:
-    """Of the first `count` examples that all rows have pictures of."""
+def shared_pictures(comparison: Comparison, case: MeasuredCase, count: int) -> SharedPictures:
+    """Return the pictures of the first `count` examples that all rows have pictures of."""
     positions, rows = side_by_side(comparison, case.label)
     positions = positions[:count]
     chosen = [{name: column[:count] for name, column in row.items()} for row in rows]
     facts = comparison.rows[0].facts
-    places = facts.row_numbers(case.label, positions)
-    labels = facts.columns[f"{case.label}/label"][places]
-    return Kept(positions, places, chosen, [class_name(facts.about.classes, label) for label in labels])
+    numbers = facts.row_numbers(case.label, positions)
+    labels = facts.columns[f"{case.label}/label"][numbers]
+    return SharedPictures(positions, numbers, chosen, [class_name(facts.about.classes, label) for label in labels])
 
 
 def first_images(comparison: Comparison, case: MeasuredCase, count: int) -> list[str]:
-    """Names of the first examples in the columns of facts: `cat (image 0)`."""
+    """Return names of the first examples in the columns of facts: `cat (image 0)`."""
     facts = comparison.rows[0].facts
     shown = zip(facts.about.positions(case), facts.columns[f"{case.label}/label"][:count], strict=False)
     return [f"{class_name(facts.about.classes, label)} (image {position})" for position, label in shown]
 
 
 def percentages(comparison: Comparison, fractions: Sequence[float]) -> Markup:
-    """One below the other, each with the mark of its run."""
+    """Return one percentage per line, each with the mark of its run."""
     line = Markup("{}{}&nbsp;%")
     shown = zip(comparison.rows, fractions, strict=True)
     return Markup("<br>").join(line.format(run_mark(row.run.mark), percent(float(fraction))) for row, fraction in shown)
 
 
 def tile(picture: Tile) -> Markup:
-    return figure(Picture(data_uri(picture.image), picture.words), picture.alt)
+    return figure(Picture(data_uri(picture.image), picture.caption), picture.alt)
 
 
-def photograph(image: Column, alt: str, words: str | Markup = "") -> Tile:
-    """Of pixels in [0, 1]."""
-    return Tile(to_bytes(image), alt, words)
+def image_tile(image: Column, alt: str, caption: str | Markup = "") -> Tile:
+    """Return a tile of pixels in [0, 1]."""
+    return Tile(to_bytes(image), alt, caption)
 
 
 def table(
     columns: Sequence[str], rows: Sequence[tuple[str | Markup, Sequence[Tile | None]]], title: str | Markup, name: str
 ) -> Markup:
-    """A heading above, and a name for each column and row. It scrolls sideways where it does not fit."""
+    """Return a table with a heading and names of columns and rows, which scrolls if it is too wide."""
     cell = Markup("<td>{}</td>")
     body = Markup("").join(
         Markup('<tr><th scope="row">{}</th>{}</tr>').format(

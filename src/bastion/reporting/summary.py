@@ -1,4 +1,4 @@
-"""What a report says in its title and its first sentence. No torch."""
+"""Title and summary sentence of a report. No torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bastion.reporting.overview import CLEAN, Overview
 from bastion.reporting.tables import TWO_PHASE, Comparison, ReportedRun, Row, corruptions
 from bastion.reporting.wording import interval, listed, percent
 
-NAMES = 4  # more runs than these are counted in the title, not named
+NAMES = 4  # most runs that the title names; more are counted
 
 
 def page_title(runs: Sequence[ReportedRun], comparisons: Sequence[Comparison]) -> str:
-    """Which models, and on which data."""
+    """Return the models and data sets as a title."""
     names = [run.name for run in runs]
     who = listed(names) if len(names) <= NAMES else f"{len(names)} models"
     data = list(dict.fromkeys(each.about.data["name"] for each in comparisons))
@@ -21,47 +21,46 @@ def page_title(runs: Sequence[ReportedRun], comparisons: Sequence[Comparison]) -
 
 
 def summary(comparisons: Sequence[Comparison], overview: Sequence[Overview] = ()) -> str:
-    """What all suites say together of the first data set, or the first comparison of accuracies, in plain words."""
-    if overview and (together := _told_together(overview[0])):
-        return together + "".join(dict.fromkeys(_doubt(each) for each in comparisons))
+    """Summarise the first overview, else the first comparison of accuracies, in a sentence."""
+    if overview and (sentence := _overview_summary(overview[0])):
+        return sentence + "".join(dict.fromkeys(_doubt(each) for each in comparisons))
     first = next((comparison for comparison in comparisons if comparison.columns), None)
     if first is None:
         measured = any(row.facts.accuracies() for comparison in comparisons for row in comparison.rows)
         return "Accuracies by variant are below." if measured else "No accuracy has been measured yet."
-    said = [_verdict(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
+    texts = [_accuracies(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
-    return f"{'; '.join(said)}. Measured on {images}.{_doubt(first)}"
+    return f"{'; '.join(texts)}. Measured on {images}.{_doubt(first)}"
 
 
-def _told_together(overview: Overview) -> str:
-    """Clean accuracy, and that under the threat of which most is known: right under all attacks with that radius."""
-    attacked = overview.best_known()
-    clean = next((each for each in overview.questions if each.name == CLEAN), None)
+def _overview_summary(overview: Overview) -> str:
+    """Return clean accuracy, and accuracy under all attacks of the main threat."""
+    attacked = overview.main_threat()
+    clean = next((each for each in overview.rows if each.name == CLEAN), None)
     if attacked is None or clean is None:
         return ""
-    said: list[str] = []
+    sentences: list[str] = []
     for model in overview.models:
-        numbers = [question.answers.get(model.key) for question in (clean, attacked)]
+        numbers = [row.cells.get(model.key) for row in (clean, attacked)]
         texts = [f"{percent(each.estimate.value)}\u00a0%" for each in numbers if each]
         if len(texts) < 2:
             continue
         words = ("right on clean images", f"under attack ({attacked.name})".replace(" ≤ ", "\u00a0≤\u00a0"))
-        parts = ", ".join(map(" ".join, zip(texts, words, strict=True))) if not said else " and ".join(texts)
-        said.append(f"{model.name}: {parts}")
+        parts = ", ".join(map(" ".join, zip(texts, words, strict=True))) if not sentences else " and ".join(texts)
+        sentences.append(f"{model.name}: {parts}")
     images = clean.n if clean.n == attacked.n else f"{clean.n} and {attacked.n}"
-    unlike = "" if attacked.alike else " They were not attacked alike, so the numbers do not compare them."
-    return (
-        f"{'; '.join(said)}.{unlike} Measured on {images} images of {overview.data} ({overview.split})." if said else ""
-    )
+    note = "" if attacked.same_probes else " Their attacks differ, so the numbers do not compare them."
+    measured = f"Measured on {images} images of {overview.data} ({overview.split})."
+    return f"{'; '.join(sentences)}.{note} {measured}" if sentences else ""
 
 
 def _doubt(comparison: Comparison) -> str:
-    """Nothing, or whose numbers may be wrong."""
-    names = [row.name for row in comparison.doubted]
+    """Return a sentence on the runs with warnings; empty if there are none."""
+    names = [row.name for row in comparison.with_warnings]
     return f" Sanity checks warn about the numbers of {', '.join(names)}: see below." if names else ""
 
 
-def _verdict(row: Row, *, spelled_out: bool) -> str:
+def _accuracies(row: Row, *, spelled_out: bool) -> str:
     """`robust: 47.0 % right on clean images, 26.5 % under attack (ℓ2 ≤ 1)`, or short `standard: 55.0 % and 0.0 %`."""
     clean = [case.label for case in row.facts.with_role("clean") if case.label in row.accuracies]
     others = [case for case in row.facts.about.cases if case.label in row.accuracies and case.label not in clean[:1]]
@@ -78,14 +77,14 @@ def _verdict(row: Row, *, spelled_out: bool) -> str:
 
 
 def _number(row: Row, label: str) -> str:
-    """An estimate in two phases is not told without its name and its interval."""
+    """Return an accuracy as text; a two-phase estimate with its name and interval."""
     accuracy = row.accuracies[label]
     text = f"{percent(accuracy.value)}\u00a0%"
     return f"{text} ({TWO_PHASE}, {interval(accuracy)})" if label in row.facts.two_phases() else text
 
 
 def _setting(cases: Sequence[MeasuredCase]) -> str:
-    """What the worst case over these probes is the worst of."""
+    """Describe the probes that the worst case is over."""
     if not all(case.role == "attack" for case in cases):
         return "in the worst case"
     if len(cases) > 1:

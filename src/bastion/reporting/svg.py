@@ -1,4 +1,4 @@
-"""Figures of matplotlib as inline SVG with the page's own colours and fonts: they follow light, dark and print."""
+"""Matplotlib figures as inline SVG with the page's colours and fonts, for light mode, dark mode and print."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from bastion.errors import printable
 
 COLOURS = 8
-MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's sign
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name and the legend's character
 
-# matplotlib draws with stand-ins, which `inline` replaces by the page's variables.
+# matplotlib draws with placeholder colours, which `inline` replaces by CSS variables.
 INK, MUTED, GRID, PAPER = "#000001", "#000002", "#000003", "#000004"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _RUNS = [f"#0001{position:02x}" for position in range(COLOURS)]
@@ -30,9 +30,9 @@ _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} 
     colour: f"--run-{position}" for position, colour in enumerate(_RUNS)
 }
 _STYLE = {
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # keep text as text
     "svg.hashsalt": "bastion",  # the same facts give the same page
-    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.parse_math": False,  # a name may contain a dollar sign
     "font.size": 12,
     "text.color": INK,
     "axes.edgecolor": GRID,
@@ -60,9 +60,9 @@ def colour(mark: int) -> str:
 
 @contextmanager
 def figure(width: int, height: int) -> Iterator[Figure]:
-    """A figure measured in CSS pixels."""
+    """Create a figure with its size in CSS pixels."""
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The browser has the fonts for any name; matplotlib, which only measures, may not.
+        # matplotlib only measures text; the browser draws it, and has fonts for all characters.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield Figure(figsize=(width / 72, height / 72), dpi=72)
 
@@ -73,7 +73,7 @@ def axes(drawn: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes
 
 
 def decades(axis: Axis) -> None:
-    """A logarithmic axis, once all is drawn, with plain ticks: 0.02, 5, 10⁴. matplotlib's own are written for TeX."""
+    """Set plain ticks on a logarithmic axis after drawing (0.02, 5, 10⁴), as matplotlib's own are TeX."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
@@ -89,9 +89,9 @@ def _plain(value: float) -> str:
 
 
 def inline(drawn: Figure, key: str, title: str, *, styled: bool = True) -> Markup:
-    """The figure as an element of the page: page colours, ids of its own, no namespaces, a title.
+    """Convert the figure to an SVG element with the page's colours, unique ids, no namespaces and a title.
 
-    `styled` False: without style attributes, for pages whose policy forbids them; plain attributes say the same.
+    `styled` False: plain attributes instead of style attributes, for pages whose policy forbids those.
     """
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})

@@ -1,4 +1,4 @@
-"""Which runs stand beside each other, on which images, and the numbers that a page begins with. No torch."""
+"""Comparisons of runs on the same images, and the accuracies that a report begins with. No torch."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from bastion.suite import CORRECT, written
 
 CORRUPTIONS = "mean over corruptions"
 TWO_PHASE = "two-phase estimate"
-SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns with a place of their own on the page
-FEW = 3  # radii of a security curve that stand in the chart of accuracies too
+SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns that other sections show
+FEW = 3  # most radii of a security curve that are also in the chart of accuracies
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run, under the name and the mark (colour and marker) that it has on the whole page."""
+    """A run with its name and mark (colour and marker) on the page."""
 
     name: str
     mark: int
     files: Run
     measurements: list[Facts]
     history: list[dict[str, Any]]
-    weights: str | None = None  # of its model as it is now, if it has one
+    weights: str | None = None  # of its current model, if it has one
 
     def is_stale(self, facts: Facts) -> bool:
-        """Were these facts measured before the run's model changed?"""
+        """Whether these facts were measured before the run's model changed."""
         return self.weights not in (None, facts.about.weights)
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        """Of the log: `step`, `epoch` or `event`."""
+        """Return the log's records of a kind: `step`, `epoch` or `event`."""
         return [record for record in self.history if record.get("kind") == kind]
 
 
@@ -53,17 +53,17 @@ class Row:
     name: str
     run: ReportedRun
     facts: Facts  # of the examples that all rows of the table have
-    measured: int  # examples, of which the others may lack some
+    measured: int  # examples, perhaps more than the other rows have
     accuracies: dict[str, Estimate]
     warnings: list[SanityWarning]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that were asked the same probes on the same images: only such rows share a table."""
+    """Runs that were measured with the same probes on the same images: the rows of a table."""
 
     rows: list[Row]
-    values: str = ""  # of the suite's axes, where another comparison under the same title has others
+    values: str = ""  # of the suite's axes, if they differ from another comparison with the same title
 
     @property
     def about(self) -> Measurement:
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def stale(self) -> bool:
-        """Are these facts of weights that the run's model no longer has?"""
+        """Whether these facts were measured before the run's model changed."""
         return self.rows[0].run.is_stale(self.rows[0].facts)
 
     @property
@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def longer(self) -> list[Row]:
-        """Rows that were measured on more images than all have."""
+        """Rows that were measured on more images than the table shows."""
         return [row for row in self.rows if row.measured > self.n]
 
     @property
@@ -96,16 +96,16 @@ class Comparison:
 
     @property
     def has_numbers(self) -> bool:
-        """Is there anything for the section of accuracies? Studies have figures of their own."""
+        """Whether there is anything for the section of accuracies; studies have their own figures."""
         facts = self.rows[0].facts
         return bool(facts.accuracies() or self.errors() or self.measures() or facts.checks)
 
     @property
     def charted(self) -> list[str]:
-        """Columns of the chart: what has a security curve need not be there too."""
+        """Columns of the chart, without those shown in a security curve."""
         curves = [case.label for case in self.about.cases if case.label in self.columns and is_variant(case, "eps")]
         charted = [label for label in self.columns if len(curves) <= FEW or label not in curves]
-        return charted if len(charted) > 1 else []  # a single accuracy, mostly the clean one, needs no chart
+        return charted if len(charted) > 1 else []  # a single accuracy needs no chart
 
     @property
     def chance(self) -> float:
@@ -116,7 +116,7 @@ class Comparison:
         return list({row.run.mark: row.run for row in self.rows}.values())
 
     def stages(self) -> dict[str, list[tuple[str, list[Estimate]]]]:
-        """By probe: the members of its ensemble, and every row's accuracy after each."""
+        """Return, per probe with an ensemble attack, its members and every row's accuracy after each."""
         by_row = {label: [row.facts.stages(label) for row in self.rows] for label in self.rows[0].facts.labels}
         return {
             label: [(stage, [stages[stage] for stages in rows]) for stage in rows[0]]
@@ -125,49 +125,49 @@ class Comparison:
         }
 
     @property
-    def doubted(self) -> list[Row]:
+    def with_warnings(self) -> list[Row]:
         return [row for row in self.rows if row.warnings]
 
     @property
-    def cleared(self) -> list[Row]:
-        """Rows that were checked, without a warning."""
+    def without_warnings(self) -> list[Row]:
+        """Rows whose sanity checks gave no warning."""
         return [row for row in self.rows if row.facts.checks and not row.warnings]
 
     def name(self, label: str) -> str:
-        """The label, without the radius that the threat tells."""
+        """Return the label, without the radius that is shown as the threat."""
         cases = [case for case in self.about.cases if case.label == label and case.threat and is_variant(case, "eps")]
         return without(cases[0], "eps") if cases else label
 
     def threat(self, label: str) -> str:
-        """`ℓ∞ ≤ 8/255`, or nothing for a probe without an attack; an estimate says that it is one."""
+        """Return `ℓ∞ ≤ 8/255`, empty for a probe without an attack, marked if it is a two-phase estimate."""
         text = threat_text(self.rows[0].facts, label)
-        unsaid = label in self.phased and "two-phase" not in label
-        return f"{text}, {TWO_PHASE}" if unsaid else text
+        unmarked = label in self.phased and "two-phase" not in label
+        return f"{text}, {TWO_PHASE}" if unmarked else text
 
     @property
     def phased(self) -> list[str]:
-        """Columns that are estimated in two phases."""
+        """Columns that are two-phase estimates."""
         return list(self.rows[0].facts.two_phases())
 
     def errors(self) -> dict[str, list[Estimate]]:
-        """Sums of error rates and flip rates, such as mCE and mFR: per name, one estimate a row."""
+        """Return sums of error rates or flip rates, such as mCE and mFR, by name: one estimate per row."""
         estimates = [row.facts.errors() for row in self.rows]
         return {name: [each[name] for each in estimates] for name in estimates[0]}
 
     def measures(self) -> dict[str, list[Estimate]]:
-        """What was measured besides and is shown nowhere else: per name, one estimate a row."""
+        """Return the other columns, which no section shows, by name: one estimate per row."""
         estimates = [row.facts.estimates() for row in self.rows]
         names = [name for name in estimates[0] if name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
         return {name: [each[name] for each in estimates] for name in names}
 
     def meaning(self, name: str) -> str:
-        """What the probe says of its column `LABEL/COLUMN`."""
+        """Return the probe's description of its column `LABEL/COLUMN`."""
         label, _, column = name.rpartition("/")
         return self.rows[0].facts.case(label).meanings.get(column, "")
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
-    """Each run once. Runs whose folders have the same name are told apart by their paths."""
+    """Read the runs, each once. Runs whose folders have the same name are shown by their paths."""
     runs = list({run.folder.resolve(): run for run in map(find_run, folders)}.values())
     if not runs:
         raise BastionError("report: no run was given; give one or more run directories")
@@ -188,34 +188,34 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
 
 
 def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
-    """Measurements of equal data, split, suite and probes, on the images that all of them have.
+    """Group measurements with equal data, split, suite and probes, on the images that all of a group have.
 
-    Those with most rows first, then those with most images.
+    Sorted by the number of rows, then of images, stale ones last.
     """
     groups: dict[str, list[tuple[ReportedRun, Facts]]] = {}
     for run in runs:
         for facts in _longest(run.measurements):
-            groups.setdefault(_question(facts, stale=run.is_stale(facts)), []).append((run, facts))
-    comparisons = _told_apart([Comparison(_rows(group)) for group in groups.values()])
+            groups.setdefault(_group_key(facts, stale=run.is_stale(facts)), []).append((run, facts))
+    comparisons = _with_axis_values([Comparison(_rows(group)) for group in groups.values()])
     return sorted(comparisons, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
 
 
-def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Those under one title by the values of axes in which they differ: `corruption_model=runs/rspc`."""
+def _with_axis_values(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Add to equal titles the values of axes that differ: `corruption_model=runs/rspc`."""
     values: list[set[tuple[str, str]]] = [
         {(axis, written(value)) for case in each.about.cases for axis, value in case.at.items()} for each in comparisons
     ]
     result = []
     for each, own in zip(comparisons, values, strict=True):
-        alike = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
-        differ = sorted(own - own.intersection(*alike))
+        same_title = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
+        differ = sorted(own - own.intersection(*same_title))
         shown = ", ".join(f"{axis}={value}" for axis, value in differ if value != "None")
         result.append(replace(each, values=shown))
     return result
 
 
 def _longest(measurements: Sequence[Facts]) -> list[Facts]:
-    """Without those whose facts are the first ones of a longer measurement."""
+    """Drop measurements whose facts are the first ones of a longer measurement."""
     longest: dict[str, Facts] = {}
     for facts in measurements:
         stores = [[case.label, case.store] for case in facts.about.cases]
@@ -225,10 +225,10 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
     return list(longest.values())
 
 
-def _question(facts: Facts, *, stale: bool) -> str:
+def _group_key(facts: Facts, *, stale: bool) -> str:
     about = facts.about
-    asked = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
-    return storage.fingerprint([about.data, about.suite, about.population, asked, _aggregates(facts), stale])
+    cases = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
+    return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), stale])
 
 
 def _aggregates(facts: Facts) -> dict[str, Any]:
@@ -239,25 +239,25 @@ def _rows(group: list[tuple[ReportedRun, Facts]]) -> list[Row]:
     n = min(facts.n for _, facts in group)
     rows = []
     for run, facts in group:
-        name = _row_name(run, facts, [other for asked, other in group if asked is run])
+        name = _row_name(run, facts, [other for owner, other in group if owner is run])
         shared = facts if facts.n == n else facts.first(n)
         rows.append(Row(name, run, shared, facts.n, headline(shared), shared.warnings()))
     return rows
 
 
-def _row_name(run: ReportedRun, facts: Facts, asked: Sequence[Facts]) -> str:
-    """What was asked more often in one run is told apart by the model, the weights, the seed or the time."""
-    if len(asked) == 1:
+def _row_name(run: ReportedRun, facts: Facts, same: Sequence[Facts]) -> str:
+    """Name a row; equal measurements of a run get the model, the weights, the seed or the time."""
+    if len(same) == 1:
         return run.name
     marks = [("model", ""), ("weights", "weights "), ("seed", "seed "), ("created", "")]
-    differ = (mark for mark in marks if len({getattr(each.about, mark[0]) for each in asked}) == len(asked))
+    differ = (mark for mark in marks if len({getattr(each.about, mark[0]) for each in same}) == len(same))
     key, word = next(differ, marks[-1])
     value = str(getattr(facts.about, key))
     return f"{run.name}, {word}{value[:8] if key == 'weights' else value}"
 
 
 def headline(facts: Facts) -> dict[str, Estimate]:
-    """The accuracies a reader looks for first. Variants that have a chart of their own are left to it."""
+    """Return the main accuracies, without variants that have their own chart."""
     corrupted = [case.label for case in corruptions(facts)]
     many = set(corrupted) if len(corrupted) > 1 else set()
     many |= {case.label for case in facts.about.cases if is_variant(case, "size") or len(varying(case)) > 1}
@@ -275,12 +275,12 @@ def corruptions(facts: Facts) -> list[MeasuredCase]:
 
 
 def corruption_mean(facts: Facts) -> Column:
-    """(n,): the share of the corruptions under which an example is right."""
+    """Return (n,): the share of corruptions under which an example is classified correctly."""
     return np.asarray(np.mean([facts.correct(case.label) for case in corruptions(facts)], axis=0))
 
 
 def per_example(facts: Facts, label: str) -> Column:
-    """(n,): what a number of the headline is the mean of; estimates in two phases are of none."""
+    """Return (n,): the column that a number of the headline is the mean of; two-phase estimates have none."""
     if label in facts.about.aggregates:
         return facts.aggregate_column(label)
     return facts.correct(label) if label in facts.labels else corruption_mean(facts)

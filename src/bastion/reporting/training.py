@@ -14,9 +14,9 @@ from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.tables import ReportedRun
 
-POINTS = 300  # a longer curve is averaged down to so many
+POINTS = 300  # of a curve; longer ones are averaged
 
-# What a curve shows: training batches as they come, some training images after an epoch, or held-out ones.
+# Source of a curve: training batches, some training images after each epoch, or held-out images.
 Form = Literal["batches", "seen", "held out"]
 
 
@@ -31,7 +31,7 @@ class Curve:
 
 
 def training_panels(runs: Sequence[ReportedRun]) -> list[Markup]:
-    """Loss, clean accuracy and accuracy under attack, all runs in each; what no run logged is left out."""
+    """Draw loss, clean accuracy and accuracy under attack of all runs, if any run logged them."""
     loss = curves(runs, "loss", None, 1)
     clean = curves(runs, "clean_accuracy", "clean", 100)
     robust = curves(runs, "robust_accuracy", "robust", 100)
@@ -71,7 +71,7 @@ def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | Non
 
 
 def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:
-    """Lines before points, so that points are drawn on top."""
+    """Return the curves; lines come before points, so that points are drawn on top."""
     sources: list[tuple[str, str, Form]] = [("step", step_key, "batches")]
     if accuracy:
         sources += [("epoch", f"train_{accuracy}", "seen"), ("epoch", f"val_{accuracy}", "held out")]
@@ -82,16 +82,16 @@ def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, uni
 
 
 def _series(run: ReportedRun, kind: str, key: str, unit: float) -> tuple[Column, Column]:
-    """Epochs and values, without what was not logged or is no finite number."""
-    told = [(record.get("epoch"), record.get(key)) for record in run.records(kind)]
-    pairs = [pair for pair in told if all(isinstance(value, int | float) for value in pair)]
+    """Return epochs and values, without missing or non-finite ones."""
+    logged = [(record.get("epoch"), record.get(key)) for record in run.records(kind)]
+    pairs = [pair for pair in logged if all(isinstance(value, int | float) for value in pair)]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
     return table[:, 0], unit * table[:, 1]
 
 
 def averaged(epochs: Column, values: Column) -> tuple[Column, Column]:
-    """Means over equal stretches, at most `POINTS` of them."""
+    """Average over equal intervals, at most `POINTS` of them."""
     if len(values) <= POINTS:
         return epochs, values
     means = [np.array([part.mean() for part in np.array_split(column, POINTS)]) for column in (epochs, values)]

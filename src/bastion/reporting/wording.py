@@ -1,4 +1,4 @@
-"""How numbers and names read on a page. No torch."""
+"""Formats numbers and names for a page. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def percent(fraction: float) -> str:
 
 
 def points(fraction: float) -> str:
-    """A difference of accuracies in percentage points, with its sign."""
+    """Format a difference of accuracies in percentage points, with its sign."""
     return f"{100 * fraction:+.1f}".replace("-", "−")
 
 
@@ -31,24 +31,24 @@ def with_interval(estimate: Estimate) -> str:
 
 
 def share_cell(estimate: Estimate) -> Markup:
-    """Of a table: a share in percent above its interval, which ends where shares do."""
+    """Format a table cell: a share in percent above its interval, clipped to [0, 1]."""
     inside = estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
     return Markup("<b>{} %</b><small>{}</small>").format(percent(estimate.value), interval(inside))
 
 
 def quantity_cell(estimate: Estimate) -> Markup:
-    """Of a table: a number of unknown size above its interval."""
+    """Format a table cell: a number of any magnitude above its interval."""
     value, low, high = map(quantity, estimate[:3])
     return Markup("<b>{}</b><small>{} to {}</small>").format(value, low, high)
 
 
 def quantity(value: float) -> str:
-    """A number of unknown size, to four digits."""
+    """Format a number of any magnitude with four digits."""
     return f"{value:.4g}" if math.isfinite(value) else "–"
 
 
 def count(number: float) -> str:
-    """A large number as people say it: 696 k, 11.2 M."""
+    """Format a large number: 696 k, 11.2 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g}\u00a0{unit}"
@@ -56,12 +56,12 @@ def count(number: float) -> str:
 
 
 def amount(number: float) -> str:
-    """A number of unknown size, large ones as people say them."""
+    """Format a number of any magnitude, large ones like `count`."""
     return count(number) if abs(number) >= 1e4 else quantity(number)
 
 
 def radius(value: float, norm: str) -> str:
-    """Of an ℓ∞ ball in grey levels, `8/255`; of another to three digits."""
+    """Format an ℓ∞ radius as `8/255`, others with three digits."""
     if not math.isfinite(value):
         return "∞"
     if norm == "linf":

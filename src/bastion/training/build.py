@@ -8,7 +8,7 @@ from bastion.data import datasets
 from bastion.errors import BastionError
 from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
-from bastion.recipe import Recipe, Stats
+from bastion.recipe import Normalisation, Recipe
 from bastion.settings import check_arguments
 from bastion.training.given import Given
 from bastion.training.objectives import objectives
@@ -53,7 +53,7 @@ def set_up_objective(objective: Objective, context: TrainingContext) -> None:
 
 def build_model(recipe: Recipe, data: DataSet) -> Classifier:
     """The recipe's model for this data set, with random weights from the recipe's seed."""
-    if isinstance(recipe.normalize, Stats):
+    if isinstance(recipe.normalize, Normalisation):
         mean, std = recipe.normalize.mean, recipe.normalize.std
     elif recipe.normalize == "data":
         mean, std = data.mean, data.std

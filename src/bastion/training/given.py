@@ -12,7 +12,7 @@ from torch import nn
 
 from bastion.data import datasets
 from bastion.data.given import as_data
-from bastion.data.split import carve
+from bastion.data.split import train_val_split
 from bastion.errors import BastionError
 from bastion.models import Classifier
 from bastion.models.checkpoint import OWN
@@ -90,8 +90,7 @@ def _data(data: Any, model: Any) -> DataSet | dict[str, Any] | None:
     found = as_data(data, num_classes=classes)
     if not isinstance(found, DataSet):
         return found
-    learnt, validated = carve(found.test.labels)
-    train, val = found.test.subset(learnt.tolist()), found.test.subset(validated.tolist())
+    train, val = (found.test.subset(rows.tolist()) for rows in train_val_split(found.test.labels))
     return replace(found, train=train, val=val, test=found.test.subset([]))
 
 

@@ -11,7 +11,15 @@ from torch import Tensor
 from bastion import BastionError, Threat, rng
 from bastion.attacks.losses import ce
 from bastion.attacks.patch import patch_attention, random_patch
-from bastion.attacks.patchfool import Canvas, PatchFool, attention_paid, early, merged, misled, without_conflict
+from bastion.attacks.patchfool import (
+    PatchFool,
+    PatchOptimizer,
+    attention_blocks,
+    log_attention,
+    losses_and_grads,
+    merged,
+    without_conflict,
+)
 from bastion.forward import misclassified
 from bastion.models import Classifier, checkpoint
 from bastion.patches import Grid
@@ -65,31 +73,31 @@ def test_attention_paid_is_the_mean_log_attention_to_the_token(either_vit: Class
     token = 5 + (1 if taps.attention["blocks.2"].shape[3] == 17 else 0)
     expected = taps.attention["blocks.2"].mean(1)[:, :, token].log().mean(1)
     patch = Grid(16, 16, 4).mask(torch.full((6, 1), 5))
-    assert torch.allclose(attention_paid(maps[2], patch), expected, atol=1e-12)
+    assert torch.allclose(log_attention(maps[2], patch), expected, atol=1e-12)
 
 
 def test_the_gradient_of_attention_is_that_of_finite_differences(either_vit: Classifier) -> None:
     batch = right_batch(either_vit, 3)
     first = Grid(16, 16, 4).mask(torch.tensor([[5], [0], [15]]))
-    gradients = misled(either_vit, batch, first).gradients
+    gradients = losses_and_grads(either_vit, batch, first).gradients
     assert len(gradients) == 3  # cross-entropy, and blocks 1 and 2 of 6
     direction = torch.randn(batch.x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    def paid(x: Tensor, block: int) -> Tensor:
-        return attention_paid(patch_attention(either_vit, x, "here")[1][block], first)
+    def total(x: Tensor, block: int) -> Tensor:
+        return log_attention(patch_attention(either_vit, x, "here")[1][block], first)
 
     step = 1e-6 * direction
     with torch.no_grad():
         for block, gradient in ((1, gradients[1]), (2, gradients[2])):
-            slope = (paid(batch.x + step, block) - paid(batch.x - step, block)) / 2e-6
+            slope = (total(batch.x + step, block) - total(batch.x - step, block)) / 2e-6
             assert slope.abs().min() > 1e-3
             assert torch.allclose(_inner(gradient, direction), slope, rtol=1e-6, atol=1e-8)
 
 
 def test_half_of_the_blocks_but_the_first_are_misled() -> None:
-    assert early(12) == [1, 2, 3, 4, 5]
-    assert early(4) == [1]
-    assert early(3) == early(1) == [0]
+    assert attention_blocks(12) == [1, 2, 3, 4, 5]
+    assert attention_blocks(4) == [1]
+    assert attention_blocks(3) == attention_blocks(1) == [0]
 
 
 def test_without_weight_it_is_adam_on_the_cross_entropy_of_the_patch(vit: Classifier) -> None:
@@ -148,45 +156,45 @@ def test_it_is_stronger_than_noise_and_weight_draws_attention(vit: Classifier) -
     first = Grid(16, 16, 4).mask(patch_attention(vit, batch.x, "here")[1][4].mean(1).flatten(1).argmax(1)[:, None])
     found = {weight: PatchFool(steps=40, weight=weight)(vit, batch, FREE, seed=0) for weight in (0.0, 100.0)}
     start = PatchFool(steps=0)(vit, batch, FREE, seed=0)
-    paid = {weight: attention_paid(patch_attention(vit, x, "here")[1][1], first) for weight, x in found.items()}
+    total = {weight: log_attention(patch_attention(vit, x, "here")[1][1], first) for weight, x in found.items()}
     assert ce(vit(found[0.0]), batch.y).mean() > ce(vit(start), batch.y).mean() + 0.1
-    assert paid[100.0].mean() > paid[0.0].mean()
+    assert total[100.0].mean() > total[0.0].mean()
 
 
 def test_the_pixel_scores_get_the_straight_through_gradient(vit: Classifier) -> None:
     """That of the loss with respect to a soft mask m in x0 + m·(colour - x0), at the hard mask."""
     batch = right_batch(vit)
     allowed = Grid(16, 16, 4).mask(torch.tensor([[3, 7]]).expand(6, 2))
-    canvas = Canvas(PatchFool(pixels=5, weight=0.0), batch, FREE, allowed, seed=0)
-    x = canvas.image()
+    optimizer = PatchOptimizer(PatchFool(pixels=5, weight=0.0), batch, FREE, allowed, seed=0)
+    x = optimizer.image()
     soft = (x != batch.x).any(1, keepdim=True).double().requires_grad_()
-    colours = canvas.colours.clone()
+    colours = optimizer.colours.clone()
     value = ce(vit(batch.x + soft * (colours - batch.x)), batch.y).sum()
     (expected,) = torch.autograd.grad(value, soft)
-    canvas.repaint(misled(vit, batch.at(x), None).gradients, 0)
-    assert torch.allclose(canvas.scores.grad, expected * allowed, atol=1e-12)
+    optimizer.step(losses_and_grads(vit, batch.at(x), None).gradients, 0)
+    assert torch.allclose(optimizer.scores.grad, expected * allowed, atol=1e-12)
     untouched = (soft == 0).expand_as(colours)
-    assert torch.equal(canvas.colours[untouched], colours[untouched])
+    assert torch.equal(optimizer.colours[untouched], colours[untouched])
 
 
 def test_ties_between_pixels_do_not_add_pixels(vit: Classifier) -> None:
     batch = right_batch(vit)
-    canvas = Canvas(
+    optimizer = PatchOptimizer(
         PatchFool(pixels=7), batch, FREE, Grid(16, 16, 4).mask(torch.zeros(6, 1, dtype=torch.int64)), seed=0
     )
-    canvas.scores.fill_(0.5)
-    assert (_changed_pixels(batch.x, canvas.image()) == 7).all()
+    optimizer.scores.fill_(0.5)
+    assert (_changed_pixels(batch.x, optimizer.image()) == 7).all()
 
 
 def test_the_choice_of_pixels_becomes_final(vit: Classifier) -> None:
     batch = right_batch(vit)
-    canvas = Canvas(
+    optimizer = PatchOptimizer(
         PatchFool(pixels=4, pixel_steps=1, pixel_step=10.0), batch, FREE, torch.ones(6, 1, 16, 16) > 0, seed=0
     )
-    scores = [canvas.scores.clone()]
+    scores = [optimizer.scores.clone()]
     for step in range(3):
-        canvas.repaint(misled(vit, batch.at(canvas.image()), None).gradients, step)
-        scores.append(canvas.scores.clone())
+        optimizer.step(losses_and_grads(vit, batch.at(optimizer.image()), None).gradients, step)
+        scores.append(optimizer.scores.clone())
     assert not torch.equal(scores[0], scores[1])
     assert torch.equal(scores[1], scores[2]) and torch.equal(scores[2], scores[3])
 

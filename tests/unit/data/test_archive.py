@@ -112,6 +112,6 @@ def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes() -> None:
 
 def test_an_archive_of_more_than_any_data_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tar(tmp_path / "a.tar.gz", {f"{number}": bytes(10_000) for number in range(9)})
-    monkeypatch.setattr("bastion.data.archive._MOST_IN_ALL", 50_000)
+    monkeypatch.setattr("bastion.data.archive._MOST_TOTAL", 50_000)
     with pytest.raises(BastionError, match="not a tar archive, or cut off .it holds more than 50,000 bytes"):
         read_members(path, {"8"})

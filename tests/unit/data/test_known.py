@@ -9,7 +9,7 @@ import torch
 
 from bastion.data import datasets
 from bastion.data.known import SIZES, Size, outline
-from bastion.data.split import carve
+from bastion.data.split import train_val_split
 from bastion.errors import BastionError
 
 
@@ -23,7 +23,7 @@ def test_what_is_known_is_registered(name: str) -> None:
 def test_lengths_are_those_of_the_real_split(name: str) -> None:
     facts = SIZES[name]
     data = outline({"name": name})
-    train, val = carve(torch.arange(facts.train) % facts.classes)
+    train, val = train_val_split(torch.arange(facts.train) % facts.classes)
     # Imagenette's classes are nearly of one size
     assert len(data.val) == pytest.approx(len(val), abs=1 if name == "imagenette" else 0)
     assert len(data.train) == pytest.approx(len(train), abs=1 if name == "imagenette" else 0)

@@ -16,7 +16,7 @@ from bastion import BastionError, storage
 from bastion.data import datasets
 from bastion.data.pool import build_extra
 from bastion.deepaugment import fit, generate
-from bastion.deepaugment.generate import ATTEMPTS, GROUP, LEAST, Copies, Generator, deepaugment
+from bastion.deepaugment.generate import ATTEMPTS, GROUP, LEAST, Copies, Distorter, deepaugment
 from bastion.deepaugment.networks import NETWORKS, Network
 from bastion.deepaugment.quality import psnr, ssim
 from bastion.recipe import Extra
@@ -32,7 +32,7 @@ NAMES = [f"{name}.npz" for name in NETWORKS]
 def _small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate, "PART", GROUP)
-        patch.setattr(fit, "LOOKED_AT", 32)
+        patch.setattr(fit, "CHECKED", 32)
         yield
 
 
@@ -91,7 +91,7 @@ def test_they_are_recognisable_but_changed(make: Make, whole: Path) -> None:
 def test_groups_have_different_distortions_and_images_of_a_group_the_same(
     trained: dict[str, Network], mini: DataSet
 ) -> None:
-    generator = Generator(trained["edsr"], "edsr", 0)
+    generator = Distorter(trained["edsr"], "edsr", 0)
     x = mini.train.batch(range(1)).x.expand(4, -1, -1, -1)
     made = torch.stack([generator(x, group)[0] for group in range(6)])
     assert all(torch.equal(each[0], each[3]) for each in made)
@@ -103,7 +103,7 @@ def test_what_is_no_more_like_itself_is_drawn_again(
     trained: dict[str, Network], mini: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the others of its group need; where no distortion will do, the image is only reconstructed."""
-    x, generator = mini.train.batch(range(GROUP)).x, Generator(trained["cae"], "cae", 0)
+    x, generator = mini.train.batch(range(GROUP)).x, Distorter(trained["cae"], "cae", 0)
     monkeypatch.setattr(generate, "LEAST", 0.5)
     drawn = [generator(x, group) for group in range(6)]
     attempts = torch.cat([attempt for _, attempt in drawn])

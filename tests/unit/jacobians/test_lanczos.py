@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bastion.jacobians.lanczos import Spectrum, largest
+from bastion.jacobians.lanczos import SingularValues, largest
 
 SHAPES = [(40, 40), (30, 90), (90, 30)]
 PRESCRIBED: dict[str, Sequence[float]] = {
@@ -63,11 +63,11 @@ def starts(matrices: Tensor, seed: int = 0) -> Callable[[int], Tensor]:
     return start
 
 
-def search(matrices: Tensor, **options: int | float) -> Spectrum:
+def search(matrices: Tensor, **options: int | float) -> SingularValues:
     return largest(Matrices(matrices), starts(matrices), **options)  # type: ignore[arg-type]
 
 
-def relative_errors(found: Spectrum, matrices: Tensor) -> Tensor:
+def relative_errors(found: SingularValues, matrices: Tensor) -> Tensor:
     right = torch.linalg.svdvals(matrices.double())[:, : found.values.shape[1]]
     return (found.values - right).abs() / right[:, :1].clamp(min=1e-30)
 

@@ -66,7 +66,7 @@ def test_each_size_is_measured_with_positions_interpolated_for_it(
         assert np.array_equal(facts.columns[f"clean size={size}/prediction"], predicted.numpy())
         threat = facts.case(f"l2 size={size}").threat
         assert threat is not None and threat.eps == pytest.approx(size / 32)
-    assert "the model's positions were interpolated for images of 12, 24 pixels" in facts.table()
+    assert "position embeddings were interpolated for images of 12, 24 pixels" in facts.table()
 
 
 def test_a_suite_that_does_not_ask_for_it_is_refused_another_size(

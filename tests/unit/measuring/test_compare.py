@@ -125,7 +125,7 @@ def test_a_comparison_of_measurements_that_stopped_early_is_of_all_examples_and_
     assert row.accuracy == confidence_sequence(int(b[first].sum()), 60, 200)
     assert row.difference == difference_sequence(gained, lost, 60, 200)
     assert row.difference.low <= b.mean() - a.mean() <= row.difference.high
-    assert "b: measuring stopped early, so intervals are of all 200 examples" in comparison.notes[-1]
+    assert "b: measuring stopped early, so intervals are about all 200 examples" in comparison.notes[-1]
     whole = compare_facts([measured("c", clean=a), stopped(measured, "d", b, 90)])
     assert (whole.rows[0].n, whole.rows[0].p) == (90, None)
 
@@ -164,7 +164,7 @@ def test_probes_with_other_settings_are_left_out_and_named(measured: Measured) -
     b = measured("b", clean=right(9, (0, 5)), pgd=right(9, (0, 3)), aggregates=WORST, questions={"pgd": "more steps"})
     comparison = compare_facts([a, b])
     assert [row.label for row in comparison.rows] == ["clean"]
-    assert comparison.notes == ("b: not measured alike, so not compared: pgd, worst case",)
+    assert comparison.notes == ("b: not measured with the same settings, so not compared: pgd, worst case",)
 
 
 def test_doubtful_numbers_are_marked(measured: Measured) -> None:
@@ -184,7 +184,7 @@ CANNOT_BE_COMPARED: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"questions": {"clean": "7"}, "seed": 7}, "a was measured with seed 0, b with 7"),
     "settings": (
         {"questions": {"clean": "2"}, "specs": {"clean": {"name": "clean", "crop": 2}}},
-        r"'clean' has other settings in b than in a \(crop: None -> 2\); measure both alike",
+        r"'clean' has other settings in b than in a \(crop: None -> 2\); use the same for both",
     ),
     "probes": ({"clean": None, "pgd": [1, 0, 1]}, "nothing in common: a has clean; b has pgd; measure both with the"),
 }

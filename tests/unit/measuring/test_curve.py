@@ -58,5 +58,5 @@ def test_the_radii_of_the_suite_are_rows_of_the_table(measured: tuple[Facts, np.
 
 
 def test_probes_without_smallest_distances_have_no_curve(measured: tuple[Facts, np.ndarray]) -> None:
-    with pytest.raises(BastionError, match="'clean' does not tell the smallest distance"):
+    with pytest.raises(BastionError, match="'clean' has no minimal distances"):
         measured[0].curve("clean", RADII)

@@ -7,7 +7,7 @@ import torch
 
 from bastion.models import complexity, models
 from bastion.models.meta import meta
-from bastion.models.mobilevit import MobileViTBlock, MV2Block, Stride, _joined, _parted
+from bastion.models.mobilevit import MobileViTBlock, MV2Block, Stride, _merge, _split
 
 cifar_mobilevit = models.factory("cifar/mobilevit")
 tiny_mobilevit = models.factory("tiny/mobilevit")
@@ -39,14 +39,14 @@ def test_transformers_run_on_the_maps_that_the_stride_gives(
 
 def test_tokens_are_the_pixels_at_one_place_of_every_patch() -> None:
     x = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
-    tokens = _parted(x)
+    tokens = _split(x)
     assert tokens.shape == (2 * 4, 2 * 3, 3)
     for image in range(2):
         for row in range(4):
             for column in range(6):
                 place, patch = 2 * (row % 2) + column % 2, 3 * (row // 2) + column // 2
                 assert torch.equal(tokens[4 * image + place, patch], x[image, :, row, column])
-    assert torch.equal(_joined(tokens, x.shape), x)
+    assert torch.equal(_merge(tokens, x.shape), x)
 
 
 def test_an_mv2_block_skips_only_where_the_shape_stays() -> None:

@@ -18,7 +18,7 @@ from bastion.reporting.boards import Board, cell, read_boards
 from bastion.reporting.categories import category_means, correlations
 from bastion.reporting.gaps import gap_figures
 from bastion.reporting.leaderboard import leaderboard
-from bastion.reporting.recipe_paths import _taken_out, path_figure
+from bastion.reporting.recipe_paths import _split_setting, path_figure
 from bastion.run import create_run
 
 # Clean, PGD linf and PGD l2 accuracies of Table 1 of Tang et al. 2022, in %.
@@ -136,10 +136,10 @@ def test_runs_that_differ_in_one_setting_are_a_path(tmp_path: Path) -> None:
 
 def test_the_rest_of_the_recipe_names_a_path() -> None:
     base = {"optimizer": {"l1": 0.5, "lr": 1.0}, "seed": 1}
-    value, rest = _taken_out(base, "optimizer.l1", None)  # type: ignore[arg-type]
+    value, rest = _split_setting(base, "optimizer.l1", None)  # type: ignore[arg-type]
     assert value == 0.5
-    assert rest == _taken_out({"optimizer": {"l1": 2, "lr": 1.0}, "seed": 3}, "optimizer.l1", None)[1]  # type: ignore[arg-type]
-    assert rest != _taken_out({"optimizer": {"l1": 2, "lr": 2.0}}, "optimizer.l1", None)[1]  # type: ignore[arg-type]
+    assert rest == _split_setting({"optimizer": {"l1": 2, "lr": 1.0}, "seed": 3}, "optimizer.l1", None)[1]  # type: ignore[arg-type]
+    assert rest != _split_setting({"optimizer": {"l1": 2, "lr": 2.0}}, "optimizer.l1", None)[1]  # type: ignore[arg-type]
     assert base == {"optimizer": {"l1": 0.5, "lr": 1.0}, "seed": 1}
 
 

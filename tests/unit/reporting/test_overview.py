@@ -29,7 +29,7 @@ def overview(*runs: Run) -> Overview:
 
 def values(made: Overview, number: int = 0) -> dict[str, float]:
     key = made.models[number].key
-    return {each.name: each.answers[key].estimate.value for each in made.questions if key in each.answers}
+    return {each.name: each.cells[key].estimate.value for each in made.rows if key in each.cells}
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def test_an_image_is_right_under_a_threat_if_no_suite_has_an_attack_that_fools_i
     measure_cases(run, {"square": attack(np.arange(20) > 4)}, suite="two")
     made = overview(run)
     assert values(made) == {"clean": 0.9, "ℓ∞ ≤ 8/255": 0.35}
-    (answer,) = made.questions[1].answers.values()
-    assert answer.estimate == wilson(7, 20)
-    assert answer.under == ("pgd", "square")
+    (cell,) = made.rows[1].cells.values()
+    assert cell.estimate == wilson(7, 20)
+    assert cell.under == ("pgd", "square")
 
 
 def test_what_falls_in_a_smaller_ball_falls_in_a_larger_one(run: Run) -> None:
@@ -59,7 +59,7 @@ def test_an_attack_on_fewer_images_neither_shortens_nor_decides_a_row(run: Run) 
     measure_cases(run, {"few": attack(np.zeros(5, bool))}, suite="two")
     made = overview(run)
     assert values(made)["ℓ∞ ≤ 8/255"] == 0.6
-    assert made.questions[1].n == 20
+    assert made.rows[1].n == 20
 
 
 def test_a_row_is_of_the_images_that_all_models_have(run: Run, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_row_is_of_the_images_that_all_models_have(run: Run, tmp_path: Path) -
         measure_cases(each, {"clean": {"role": "clean", "columns": {"correct": np.arange(n) < 9}}}, suite="one")
         measure_cases(each, {"pgd": attack(np.arange(n) < 5)}, suite="two")
     made = overview(run, other)
-    assert [each.n for each in made.questions] == [10, 10]
+    assert [each.n for each in made.rows] == [10, 10]
     assert values(made, 0) == values(made, 1) == {"clean": 0.9, "ℓ∞ ≤ 8/255": 0.5}
 
 
@@ -100,7 +100,7 @@ def test_models_that_were_measured_into_one_folder_are_not_mixed(run: Run) -> No
     }
 
 
-def test_models_that_were_not_attacked_alike_are_not_compared(run: Run, tmp_path: Path) -> None:
+def test_models_with_different_attacks_are_not_compared(run: Run, tmp_path: Path) -> None:
     other = create_run(tmp_path / "other", seed=0)
     for each in (run, other):
         measure_cases(each, CLEAN | {"pgd": attack(np.arange(20) < 12)}, suite="one")
@@ -108,8 +108,8 @@ def test_models_that_were_not_attacked_alike_are_not_compared(run: Run, tmp_path
     measure_cases(other, CLEAN, suite="two")
     comparisons = compare(read_runs([run.folder, other.folder]))
     made = overview(run, other)
-    assert [each.alike for each in made.questions] == [True, False]
-    assert "They were not attacked alike" in summary(comparisons, overviews(comparisons))
+    assert [each.same_probes for each in made.rows] == [True, False]
+    assert "Their attacks differ" in summary(comparisons, overviews(comparisons))
 
 
 def test_free_patches_have_no_row_and_a_single_suite_needs_no_overview(run: Run) -> None:

@@ -191,7 +191,7 @@ def test_confusions_are_counted_most_frequent_first(tmp_path: Path) -> None:
     seen = np.array([0, 2, 8, 8, 5, 5, 5, 5, 3, 1])
     columns = {"correct": seen == truth, "prediction": seen, "label": truth}
     facts = measure_cases(run, {"clean": {"role": "clean", "columns": columns}})
-    assert [(each.truth, each.seen, each.count, each.share) for each in confusions(facts)] == [
+    assert [(each.truth, each.predicted, each.count, each.share) for each in confusions(facts)] == [
         ("cat", "dog", 3, 1.0),
         ("airplane", "ship", 2, 0.5),
         ("airplane", "bird", 1, 0.25),

@@ -15,7 +15,7 @@ from bastion.models import Classifier
 from bastion.models.weight_kinds import KINDS as WEIGHT_KINDS
 from bastion.reporting import figures, svg
 from bastion.reporting.figures import Figure, sparsity
-from bastion.reporting.figures.landscape import MANY, Grid, _levels, _mean_at, _top
+from bastion.reporting.figures.landscape import MANY, LossGrid, _levels, _mean_at, _top
 from bastion.reporting.html import report
 from bastion.reporting.tables import compare, read_runs
 from bastion.run import create_run
@@ -79,9 +79,9 @@ def test_kinds_are_those_of_the_study() -> None:
     assert len(sparsity.KINDS) == len(WEIGHT_KINDS)  # all weights first, other ones not shown
 
 
-def bowl(points: int) -> Grid:
+def bowl(points: int) -> LossGrid:
     axis = np.linspace(-1, 1, points)
-    return Grid(None, "clean", axis, axis, 1 + axis[:, None] ** 2 + axis**2)  # type: ignore[arg-type]
+    return LossGrid(None, "clean", axis, axis, 1 + axis[:, None] ** 2 + axis**2)  # type: ignore[arg-type]
 
 
 def test_the_rise_of_a_bowl_is_the_square_of_the_radius() -> None:

@@ -111,7 +111,7 @@ def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Fi
 
 def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
     """Figs. 2 and 4: the same images in every model."""
-    first = strips.kept(comparison, case, EXAMPLES)
+    first = strips.shared_pictures(comparison, case, EXAMPLES)
     panels, silent = [], []
     for number, truth in enumerate(first.truths):
         for line, row in enumerate(comparison.rows):
@@ -119,7 +119,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
             if "attention_clean" not in pictures:
                 silent.append(row.name)
                 continue
-            position, place = first.positions[number], first.places[number]
+            position, place = first.positions[number], first.row_numbers[number]
             by_layer = np.nanmean(fact(row, case, "similarity_by_head")[place], axis=1)
             title = Markup("{} {}: {} (image {})").format(run_mark(row.run.mark), row.name, truth, position)
             panels.append(_maps(pictures, by_layer, title, f"Attention of {row.name} on image {position}"))

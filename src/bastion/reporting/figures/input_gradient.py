@@ -12,7 +12,7 @@ from bastion.measuring.store import Column
 from bastion.reporting.figures import Figure, Table, figures
 from bastion.reporting.gallery import side_by_side
 from bastion.reporting.histograms import Histogram, histogram
-from bastion.reporting.pictures import Picture, data_uri, grey, grid, in_deviations, to_bytes
+from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled_by_std, to_bytes
 from bastion.reporting.spectra import energy_panel
 from bastion.reporting.tables import Comparison
 from bastion.reporting.wording import quantity_cell
@@ -44,7 +44,7 @@ def _gallery(comparison: Comparison, case: MeasuredCase, kept: Sequence[dict[str
     for row, each in zip(comparison.rows, kept, strict=True):
         pictures = []
         for image, gradient in zip(each["clean"][:EXAMPLES], each["gradient"][:EXAMPLES], strict=True):
-            drawn = in_deviations(gradient)
+            drawn = rescaled_by_std(gradient)
             pictures += [Picture(data_uri(made)) for made in (to_bytes(image), drawn, grey(drawn))]
         panels.append(grid(row.run.mark, row.name, pictures, columns=COLUMNS, about=f"{case.label} of {row.name}"))
     caption = "Gradients are drawn from −3 to +3 of their standard deviations: grey is zero."

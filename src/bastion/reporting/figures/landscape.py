@@ -26,7 +26,7 @@ CAPTION = (
 )
 
 
-class Grid(NamedTuple):
+class LossGrid(NamedTuple):
     """A loss of a model on the grid of α and β."""
 
     row: Row
@@ -62,17 +62,17 @@ def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figur
     return [*found, Figure(f"Rise of the loss ({case.label})", caption=CAPTION + shared + cut, table=table)]
 
 
-def _grid(row: Row, case: MeasuredCase, name: str) -> Grid:
+def _grid(row: Row, case: MeasuredCase, name: str) -> LossGrid:
     alpha, beta, loss = (fact(row, case, each) for each in ("alpha", "beta", name))
-    return Grid(row, name, alpha, beta[0], loss)
+    return LossGrid(row, name, alpha, beta[0], loss)
 
 
-def _top(grids: Sequence[Grid]) -> float:
+def _top(grids: Sequence[LossGrid]) -> float:
     """The largest loss that is shown: at most ten times the largest loss of the models themselves."""
     return float(min(max(grid.loss.max() for grid in grids), 10 * max(_centre(grid) for grid in grids)))
 
 
-def _levels(grids: Sequence[Grid], high: float) -> list[float]:
+def _levels(grids: Sequence[LossGrid], high: float) -> list[float]:
     """Levels of contours: round numbers from the smallest loss to `high`."""
     low = min(grid.loss.min() for grid in grids)
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
@@ -82,11 +82,11 @@ def _levels(grids: Sequence[Grid], high: float) -> list[float]:
     return levels or [high]
 
 
-def _centre(grid: Grid) -> float:
+def _centre(grid: LossGrid) -> float:
     return float(grid.loss[len(grid.alpha) // 2, len(grid.beta) // 2])
 
 
-def _contours(grid: Grid, levels: Sequence[float], key: str) -> Markup:
+def _contours(grid: LossGrid, levels: Sequence[float], key: str) -> Markup:
     with svg.figure(340, 340) as drawn:
         axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
         axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
@@ -101,7 +101,7 @@ def _contours(grid: Grid, levels: Sequence[float], key: str) -> Markup:
         return svg.inline(drawn, key, f"{grid.row.name}: contours of the {grid.name} loss around the weights")
 
 
-def _surface(grid: Grid, top: float, key: str) -> Markup:
+def _surface(grid: LossGrid, top: float, key: str) -> Markup:
     with svg.figure(340, 300) as drawn:
         axes: Any = drawn.add_axes((0.0, 0.0, 0.94, 0.94), projection="3d")
         axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
@@ -127,7 +127,7 @@ def _surface(grid: Grid, top: float, key: str) -> Markup:
         return svg.inline(drawn, key, f"{grid.row.name}: the {grid.name} loss around the weights as a surface")
 
 
-def _lines(grids: Sequence[Grid], key: str) -> Markup:
+def _lines(grids: Sequence[LossGrid], key: str) -> Markup:
     with svg.figure(360, 260) as drawn:
         axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
         axes.set_title(f"{grids[0].name} loss", loc="left", fontsize=13)
@@ -140,13 +140,13 @@ def _lines(grids: Sequence[Grid], key: str) -> Markup:
         return svg.inline(drawn, key, f"{grids[0].name} loss along a random direction")
 
 
-def _rises(grid: Grid) -> tuple[str, list[str]]:
+def _rises(grid: LossGrid) -> tuple[str, list[str]]:
     centre = _centre(grid)
     rises = [_mean_at(grid, radius) - centre for radius in RADII]
     return f"{grid.row.name}, {grid.name}", [quantity(centre), *map(quantity, rises)]
 
 
-def _mean_at(grid: Grid, radius: float) -> float:
+def _mean_at(grid: LossGrid, radius: float) -> float:
     """Mean loss on a circle, or at both ends of a line; NaN outside of the grid. Between points by straight lines."""
     if radius > grid.alpha[-1] + 1e-9:
         return float("nan")
@@ -156,6 +156,6 @@ def _mean_at(grid: Grid, radius: float) -> float:
     return float(np.mean([_bilinear(grid, radius * np.cos(angle), radius * np.sin(angle)) for angle in angles]))
 
 
-def _bilinear(grid: Grid, alpha: float, beta: float) -> float:
+def _bilinear(grid: LossGrid, alpha: float, beta: float) -> float:
     along = [np.interp(beta, grid.beta, row) for row in grid.loss]
     return float(np.interp(alpha, grid.alpha, along))

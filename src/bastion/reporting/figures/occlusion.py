@@ -132,7 +132,7 @@ def _confidences(comparison: Comparison, case: MeasuredCase, key: str) -> Figure
 
 def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
     """Fig. 6: occluded images, with the confidence of each model."""
-    first = strips.kept(comparison, case, PICTURES)
+    first = strips.shared_pictures(comparison, case, PICTURES)
     if not len(first.positions):
         return None
     learned = case.spec.get("corruption_model")
@@ -144,12 +144,12 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
         (
             name,
             [
-                strips.photograph(
+                strips.image_tile(
                     first.rows[0][name][number],
                     f"Image of {truth}, {name}",
                     strips.percentages(comparison, [column[place] for column in confidences]),
                 )
-                for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
+                for number, (place, truth) in enumerate(zip(first.row_numbers, first.truths, strict=True))
             ],
         )
         for name, confidences in columns.items()

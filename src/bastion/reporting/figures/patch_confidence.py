@@ -90,7 +90,7 @@ def _table(comparison: Comparison, case: MeasuredCase) -> Table:
 
 def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
     """The first images as each model got them; adversarial patches differ between models."""
-    first, names = strips.kept(comparison, case, EXAMPLES), _names(case)
+    first, names = strips.shared_pictures(comparison, case, EXAMPLES), _names(case)
     if not len(first.positions):
         return []
     panels = []
@@ -100,7 +100,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
             (
                 truth,
                 [
-                    strips.photograph(
+                    strips.image_tile(
                         pictures[change][number],
                         f"Image of {truth}, {names[change]}",
                         f"{percent(float(confidences[change][place]))} %",
@@ -108,7 +108,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
                     for change in CHANGES
                 ],
             )
-            for number, (place, truth) in enumerate(zip(first.places, first.truths, strict=True))
+            for number, (place, truth) in enumerate(zip(first.row_numbers, first.truths, strict=True))
         ]
         title = Markup("{} {}").format(run_mark(row.run.mark), row.name)
         panels.append(strips.table(list(names.values()), rows, title, f"{case.label}, pictures of {row.name}"))

@@ -9,7 +9,7 @@ import numpy as np
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.figures import Figure, Table, fact, figures
-from bastion.reporting.gallery import choose, judged, pixel_scale, side_by_side
+from bastion.reporting.gallery import choose, pixel_scale, predicted_picture, side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled
 from bastion.reporting.spectra import energy_panel
@@ -77,8 +77,8 @@ def _pictures(row: Row, label: str, kept: Mapping[str, Column], place: int, scal
     clean, adversarial = kept["clean"][place], kept["adversarial"][place]
     drawn = rescaled(adversarial - clean, scale)
     return [
-        judged(clean, names[1], right=bool(before == truth), remark=f"is {names[0]}"),
-        judged(adversarial, names[2], right=bool(after == truth), remark=""),
+        predicted_picture(clean, names[1], right=bool(before == truth), remark=f"is {names[0]}"),
+        predicted_picture(adversarial, names[2], right=bool(after == truth), remark=""),
         Picture(data_uri(drawn)),
         Picture(data_uri(grey(drawn))),
     ]

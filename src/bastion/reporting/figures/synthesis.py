@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.figures import Figure, Table, figures
-from bastion.reporting.gallery import judged, side_by_side
+from bastion.reporting.gallery import predicted_picture, side_by_side
 from bastion.reporting.grids import class_name
-from bastion.reporting.pictures import Picture, data_uri, grid, in_deviations, to_bytes
+from bastion.reporting.pictures import Picture, data_uri, grid, rescaled_by_std, to_bytes
 from bastion.reporting.tables import Comparison, Row
 from bastion.reporting.wording import share_cell
 
@@ -46,8 +46,8 @@ def _pictures(row: Row, case: MeasuredCase, kept: Mapping[str, Column], place: i
     start, made = kept["start"][place], kept["synthesised"][place]
     return [
         Picture(data_uri(to_bytes(start)), class_name(classes, label) if case.spec.get("start") == "image" else ""),
-        judged(made, class_name(classes, target), right=bool(success), remark=""),
-        Picture(data_uri(in_deviations(made - start))),
+        predicted_picture(made, class_name(classes, target), right=bool(success), remark=""),
+        Picture(data_uri(rescaled_by_std(made - start))),
     ]
 
 

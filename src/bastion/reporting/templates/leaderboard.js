@@ -190,8 +190,8 @@ class Board {
     this.chosen = index;
     const point = this.points[index];
     if (this.ring) this.ring.setAttribute("r", point ? point.r + 3 : 0);
-    const told = point && (this.shares ? `${percent(point.x)} % clean` : amount(point.x));
-    this.said.textContent = point ? `${point.name}: ${told}, ${percent(point.y)} %.` : "";
+    const across = point && (this.shares ? `${percent(point.x)} % clean` : amount(point.x));
+    this.said.textContent = point ? `${point.name}: ${across}, ${percent(point.y)} %.` : "";
     if (!point) return;
     this.ring.setAttribute("cx", point.cx);
     this.ring.setAttribute("cy", point.cy);
