@@ -129,7 +129,8 @@ class Sanity(Probe):
             measured, said = (ends[0] - ends[1]).double() / (2 * STEP), (slope * signs).double().flatten(1).sum(1)
             wrong, size = wrong + (measured - said) ** 2, size + measured**2 + said**2
         rounding = 8 * precision(logits) * logits.abs().amax(1).double() / STEP
-        return wrong > UNEXPLAINED * size + self.directions * rounding**2
+        found: Tensor = wrong > UNEXPLAINED * size + self.directions * rounding**2
+        return found
 
     def _compare_attacks(self, model: nn.Module, batch: Batch, right: Tensor, seed: int) -> dict[str, Tensor]:
         """On images that PGD does not fool: weaker attacks should not succeed, and PGD without a bound should."""
