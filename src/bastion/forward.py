@@ -5,6 +5,7 @@ Everything that asks a model for logits does it here: attacks, probes, the train
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +13,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -261,10 +261,16 @@ def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
 
 
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether this is a DTensor. To import its module takes a second; without it there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Inside, no parameter requires a gradient, except sharded ones (DTensor), which are left as they are."""
-    parameters = [each for each in model.parameters() if each.requires_grad and not isinstance(each, DTensor)]
+    parameters = [each for each in model.parameters() if each.requires_grad and not is_sharded(each)]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from bastion import forward, rng
 from bastion.acceleration.copying import cheaper_copy, is_coarse
-from bastion.forward import GradientsInside, Wrapped, frozen
+from bastion.forward import GradientsInside, Wrapped, frozen, is_sharded
 
 # The batch size is chosen so that a forward pass saves about this many bytes for the backward pass: larger batches do
 # not fit into the processor's cache. `benchmarks/batch_size.py` measures it.
@@ -98,7 +97,7 @@ class Accelerated(Wrapped):
     def runs_together(self) -> bool:
         """Whether every pass involves all training processes, so that all must make the same number of passes."""
         shared = any(part.training and getattr(part, "together", False) for part in self.given.modules())
-        return self.training_step and (shared or any(isinstance(each, DTensor) for each in self.given.parameters()))
+        return self.training_step and (shared or any(is_sharded(each) for each in self.given.parameters()))
 
     def describe(self) -> dict[str, Any]:
         """How the model was last run, for provenance."""

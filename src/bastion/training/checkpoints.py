@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.tensor import DTensor
 
 from bastion import storage
 from bastion.errors import BastionError
+from bastion.forward import is_sharded
 from bastion.models import Classifier
 from bastion.models.checkpoint import digest_tensors
 from bastion.recipe import differences
@@ -107,7 +107,7 @@ def _computed(trainer: Trainer) -> dict[str, Any]:
 
 def unsharded(model: Classifier, empty: Classifier, processes: Processes) -> Classifier:
     """The model itself if it is not sharded; else `empty`, which gets its weights in the main process."""
-    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if not any(is_sharded(parameter) for parameter in model.parameters()):
         return model
     state = get_model_state_dict(model, options=UNSHARDED)
     if processes.main:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from bastion import rng, storage
 from bastion.data import datasets
@@ -24,7 +23,7 @@ from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool, build_extra
 from bastion.errors import BastionError, Interrupted
-from bastion.forward import check_gradient, in_mode, misclassified, single_image_gradients
+from bastion.forward import check_gradient, in_mode, is_sharded, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
 from bastion.models.adapt import transfer
 from bastion.models.load import best_device, load, locate
@@ -346,7 +345,8 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def _clip(optimizer: torch.optim.Optimizer, largest: float | None) -> Tensor:
     """Clip the norm of the gradient of all parameters of the optimizer; returns the norm before clipping."""
     norm = nn.utils.clip_grad_norm_(_trained(optimizer), largest or torch.inf)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    full: Tensor = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[operator]
+    return full
 
 
 def _with_plain_errors(loader: Iterable[Batch]) -> Iterator[Batch]:
