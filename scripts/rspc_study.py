@@ -315,8 +315,11 @@ def main() -> None:
         return
     if not options.page:
         jobs = [(arm, seed) for seed in SEEDS for arm in ORDER] + [(STRONG, seed) for seed in SEEDS]
-        missing = [(arm, str(seed)) for arm, seed in jobs if not result(arm, seed).is_file()]
-        in_processes("scripts.rspc_study", missing, RUNS / "logs")
+        open_seeds = {seed for arm, seed in jobs if not result(arm, seed).is_file()}
+        # The masks of the other runs of a seed are those of its LEARNED run, whose folder may be gone.
+        needed = [(LEARNED, seed) for seed in open_seeds if not folder(LEARNED, seed).is_dir()]
+        todo = [job for job in jobs if not result(*job).is_file() or job in needed]
+        in_processes("scripts.rspc_study", [(arm, str(seed)) for arm, seed in todo], RUNS / "logs")
     write_page()
 
 

@@ -345,7 +345,7 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def _clip(optimizer: torch.optim.Optimizer, largest: float | None) -> Tensor:
     """Clip the norm of the gradient of all parameters of the optimizer; returns the norm before clipping."""
     norm = nn.utils.clip_grad_norm_(_trained(optimizer), largest or torch.inf)
-    full: Tensor = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[operator]
+    full: Tensor = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
     return full
 
 
