@@ -59,7 +59,7 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
     if is_suite(target):
         kinds.append("suites")
     told = [
-        describe_suite(target, changes) if kind == "suites" else _describe_plugin(kind, target)
+        _describe_suite(target, changes) if kind == "suites" else _describe_plugin(kind, target)
         for kind in dict.fromkeys(kinds)
     ]
     return "\n\n\n".join(told) if told else _describe_family(target, changes)
@@ -122,7 +122,7 @@ def _counted(names: Sequence[str], most: int = 12) -> str:
     return f"{len(names)}: {', '.join(names[:most])}{', …' if len(names) > most else ''}"
 
 
-def describe_suite(name: str, changes: tuple[str, ...]) -> str:
+def _describe_suite(name: str, changes: tuple[str, ...]) -> str:
     """All of it, as a file would say it, and the rows that its table will have."""
     from bastion.suite import load_suite
 

@@ -133,8 +133,8 @@ def evaluate(
 ) -> Facts:
     """Clean and robust accuracy with 95 % intervals, under each attack, at each radius.
 
-    As `measure` with a suite of these attacks, but nothing is stored: a second call begins anew. `checks` are those of
-    the probe `sanity`, which warn of numbers not to trust. `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
+    As `measure` with a suite of these attacks, but nothing is stored: a second call begins anew. `checks` warn of
+    numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
     """
     chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
     radii = [radius(each) for each in ([eps] if isinstance(eps, str | int | float) else eps)]
