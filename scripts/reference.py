@@ -27,6 +27,15 @@ RESULTS = (
     "bastion.run.Run",
     "bastion.models.Classifier",
 )
+GUIDES = {
+    "attacks": ("Attacks", "How they run, and how they compare with others: [attacks](../attacks.md)."),
+    "objectives": ("Objectives", "How to use them: [training](../training.md)."),
+    "probes": ("Probes", "How they are put together: [suites](../suites.md)."),
+    "studies": ("Studies", "How they are put together: [suites](../suites.md)."),
+    "data": ("Data sets", "How to get them, and folders of your own: [data](../data.md)."),
+    "loggers": ("Loggers", "How to use them: [loggers](../training.md#loggers)."),
+}  # of kinds of plug-ins: the page's title, and where the text is
+COMPAT = ("AutoAttack", "benchmark")
 CONTRACTS = (
     "Batch", "Attack", "Objective", "Prepared", "Losses", "TrainingContext", "Probe", "Description", "Study", "Logger",
     "Block", "Taps", "Split", "DataSet",
@@ -36,9 +45,8 @@ CONTRACTS = (
 def python_page() -> str:
     """What `import bastion` gives."""
     import bastion
-    from bastion import attacks, compat
+    from bastion import attacks
 
-    public = [name for name, each in vars(compat).items() if getattr(each, "__module__", "") == compat.__name__]
     lines = ["# Python", "", "Pixels in [0, 1] go into a model, logits come out, and `eps` is in the same units.", ""]
     lines += ["## bastion", "", *_documented("bastion", sorted(bastion.__all__, key=str.lower))]
     lines += ["## What the calls return", "", *(f"::: {name}\n" for name in RESULTS)]
@@ -46,13 +54,15 @@ def python_page() -> str:
     lines += ["## bastion.attacks", "", about, "", "`attacks.build` makes an attack of a name or `{name: …}`.", ""]
     lines += _documented("bastion.attacks", [name for name in attacks.__all__ if name != "attacks"])
     lines += ["## bastion.compat", "", "For scripts of [AutoAttack and RobustBench](../coming-from.md).", ""]
-    lines += _documented("bastion.compat", [name for name in public if not name.startswith("_")])
+    lines += _documented("bastion.compat", COMPAT)
     return "\n".join(lines)
 
 
 def contracts_page() -> str:
     """What plug-ins are made of."""
-    about = "What crosses a boundary, and what a plug-in must do. [Extending bastion](../extend.md) has an example of each."
+    about = (
+        "What crosses a boundary, and what a plug-in must do. [Extending bastion](../extend.md) has an example of each."
+    )
     return "\n".join(["# Contracts", "", about, "", *_documented("bastion.types", CONTRACTS)])
 
 
@@ -62,8 +72,9 @@ def _documented(module: str, names: Iterable[str]) -> list[str]:
 
 def plugins_page(kind: str) -> str:
     """All plug-ins of a kind: what each is, its settings, what it tells, how it is used."""
-    about = KINDS[kind].about
-    lines = [f"# {'Data sets' if kind == 'data' else kind.capitalize()}", "", f"{about[0].upper()}{about[1:]}.", ""]
+    title, guide = GUIDES[kind]
+    about = f"{title}: {KINDS[kind].about}. {guide} `bastion show NAME` tells the same on the command line."
+    lines = [f"# {title}", "", about, ""]
     for name, *_ in listed(kind):
         lines += [f"## {name}", "", *_plugin(kind, name)]
     return "\n".join(lines)
@@ -102,9 +113,11 @@ def models_page() -> str:
 
     rows = []
     for name in models.names():
-        known = [f"{each.name}={each.default}" if each.default else each.name for each in settings_of(models.factory(name))]
+        known = [
+            f"{each.name}={each.default}" if each.default else each.name for each in settings_of(models.factory(name))
+        ]
         rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in known)))
-    about = "Options of every model, with their defaults: `model: {name: xcit/s12, img_size: 32, patch_size: 4}` in a recipe."
+    about = "Every model and its options, with defaults. A recipe says `model: {name: xcit/s12, img_size: 32}`."
     more = "[Models](../models.md) says what they mean, and counts parameters and multiply-accumulates."
     return "\n".join(["# Options of models", "", about, more, "", *table(("model", "options"), rows), ""])
 
@@ -113,8 +126,8 @@ def recipe_page() -> str:
     from bastion.recipe import Recipe
 
     about = (
-        "Every key of a recipe. `--set optimizer.lr=1e-4` changes one on the command line, `extends: NAME` puts a file on "
-        "top of another. `bastion show RECIPE` prints a recipe with all of them, and `bastion schema` writes a JSON "
+        "Every key of a recipe. `--set optimizer.lr=1e-4` changes one on the command line, `extends: NAME` puts a file "
+        "on top of another. `bastion show RECIPE` prints a recipe with all of them, and `bastion schema` writes a JSON "
         "schema by which editors complete and check recipes."
     )
     return "\n".join(["# Recipe keys", "", about, "", *_keys(Recipe)])
@@ -190,10 +203,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/python.md": python_page,
     "reference/contracts.md": contracts_page,
     "reference/cli.md": cli_page,
-    **{
-        f"reference/{kind}.md": lambda kind=kind: plugins_page(kind)
-        for kind in ("attacks", "objectives", "probes", "studies", "data", "loggers")
-    },
+    **{f"reference/{kind}.md": lambda kind=kind: plugins_page(kind) for kind in GUIDES},
     "reference/models.md": models_page,
     "reference/recipes.md": recipe_page,
     "reference/suites.md": suite_page,
@@ -202,7 +212,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def copied(name: str) -> str:
     """A file of the repository's root, as a page: its links are those of a page in docs/."""
-    return (ROOT / name).read_text().replace("](docs/", "](")
+    return "---\nhide: [navigation]\n---\n" + (ROOT / name).read_text().replace("](docs/", "](")
 
 
 def notebook(page: str, path: Path) -> Iterator[tuple[str, str | bytes]]:
