@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 LOWEST := .venv-lowest
 
-.PHONY: setup demo test test-fast test-slow test-compat torture lint clean
+.PHONY: setup demo test test-fast test-slow test-compat torture lint docs clean
 
 setup: .venv/ready
 
@@ -49,10 +49,18 @@ torture: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.matrix --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.fuzz --count 10000 --seed $(SEED)
 
+# The documentation as a site that needs no server and no network: site/index.html. A dead link is an error.
+docs: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+
+.venv/docs-ready: .venv/ready
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv $(LOWEST) demo
+	rm -rf .venv $(LOWEST) demo site

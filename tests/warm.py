@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> None:
     try:
         if arguments[:1] == ["-c"]:
             sys.argv = ["-c"]
-            exec(compile(arguments[1], "<example>", "exec"), {"__name__": "__main__"})
+            exec(compile(arguments[1], "<example>", "exec", dont_inherit=True), {"__name__": "__main__"})
         else:
             sys.argv = ["bastion", *arguments]
             runpy.run_module("bastion", run_name="__main__")

@@ -85,8 +85,8 @@ DataSpec = Annotated[Spec, plugin("data set")]
 
 
 class Normalisation(Section):
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...]  # one for each channel, of pixels from 0 to 1
+    std: tuple[float, ...]  # likewise
 
 
 class Patchwise(Section):
@@ -95,28 +95,28 @@ class Patchwise(Section):
     size: int | None = Field(None, ge=2)  # pixels; None: 16, or less so that there are at least 7 a side
     prob: Share = 0.5  # of an image to be changed: half of a step is of images that are not
     crop: Share = 0.1  # of patches: a square of `scale` of its area is blown up to the patch
-    scale: Annotated[Range, AfterValidator(_parts)] = (0.85, 1.0)
-    noise: Share = 0.1
+    scale: Annotated[Range, AfterValidator(_parts)] = (0.85, 1.0)  # least and greatest
+    noise: Share = 0.1  # of patches: Gaussian noise is added
     sigma: float = Field(0.01, ge=0)  # of Gaussian noise, in pixels from 0 to 1
-    hflip: Share = 0.1
+    hflip: Share = 0.1  # of patches: mirrored
 
 
 class Augment(Section):
     """Augmentation of training images, by timm and torchvision; the names are theirs."""
 
     crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
-    padding: int = Field(4, ge=0)
-    scale: Range = (0.08, 1.0)
-    ratio: Range = (0.75, 4 / 3)
-    hflip: Share = 0.5
-    color_jitter: float = Field(0.0, ge=0)
+    padding: int = Field(4, ge=0)  # pixels
+    scale: Range = (0.08, 1.0)  # of a resized crop: the least and greatest share of the area
+    ratio: Range = (0.75, 4 / 3)  # of a resized crop: its width over its height
+    hflip: Share = 0.5  # probability of a mirror image
+    color_jitter: float = Field(0.0, ge=0)  # strength of changes of brightness, contrast and saturation
     auto_augment: str | None = None  # cifar10, or a timm policy such as rand-m9-mstd0.5-inc1; no color_jitter beside it
-    erasing: Share = 0.0
-    patchwise: Patchwise | None = None
-    mixup: float = Field(0.0, ge=0)
-    cutmix: float = Field(0.0, ge=0)
-    mix_prob: Share = 1.0
-    switch_prob: Share = 0.5
+    erasing: Share = 0.0  # probability that a rectangle is erased
+    patchwise: Patchwise | None = None  # patch by patch
+    mixup: float = Field(0.0, ge=0)  # alpha of mixup; 0: none
+    cutmix: float = Field(0.0, ge=0)  # alpha of CutMix; 0: none
+    mix_prob: Share = 1.0  # that a batch is mixed at all
+    switch_prob: Share = 0.5  # of CutMix, where both are on
     repeats: int = Field(1, ge=1)  # differently augmented copies of each image in a batch
     progressive: float = Field(0.0, ge=0)  # epochs in which all but crop and flip grow from nothing to full strength
 
@@ -156,23 +156,23 @@ class Perturb(Section):
     matrix and filter bank moves by `size` of its own length.
     """
 
-    name: Literal["sam", "awp"]
-    size: float = Field(gt=0)
+    name: Literal["sam", "awp"]  # which of the two
+    size: float = Field(gt=0)  # how far the weights move
     after: float = Field(0.0, ge=0)  # epochs without it first
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd"] = "adamw"  # torch's own
     lr: float = Field(1e-3, gt=0)  # the highest
     lr_rule: Literal["none", "linear", "sqrt"] = "none"  # `lr` is that for a batch of `lr_batch`, and grows with it
-    lr_batch: int = Field(512, ge=1)
+    lr_batch: int = Field(512, ge=1)  # of `lr_rule`
     weight_decay: float = Field(0.05, ge=0)  # not on norms, biases and position embeddings
     betas: tuple[Decay, Decay] = (0.9, 0.999)  # adamw
     momentum: Decay = 0.9  # sgd
     nesterov: bool = True  # sgd
     clip_grad: float | None = Field(None, gt=0)  # largest norm of the whole gradient
     l1: float = Field(0.0, ge=0)  # times the sum of all weights' absolute values, added to the loss
-    perturb: Perturb | None = None
+    perturb: Perturb | None = None  # SAM or AWP
 
     def peak(self, batch: int) -> float:
         """The highest learning rate for this batch size."""
@@ -188,16 +188,16 @@ class Schedule(Section):
     from a 25th of the rate, then falls to its 250,000th, and moves momentum the other way.
     """
 
-    name: Literal["cosine", "steps", "constant", "one-cycle"] = "cosine"
-    epochs: int = Field(10, ge=1)
-    warmup_epochs: float = Field(0.0, ge=0)
-    warmup_lr: float = Field(1e-6, ge=0)
-    cooldown_epochs: float = Field(0.0, ge=0)
-    min_lr: float = Field(1e-5, ge=0)  # cosine
-    decay: float = Field(0.1, gt=0, le=1)  # steps
-    decay_epochs: float = Field(30.0, gt=0)
-    rise: float = Field(0.3, gt=0, lt=1)  # one-cycle
-    momentum_range: tuple[Decay, Decay] = (0.85, 0.95)
+    name: Literal["cosine", "steps", "constant", "one-cycle"] = "cosine"  # the form
+    epochs: int = Field(10, ge=1)  # passes over the training images
+    warmup_epochs: float = Field(0.0, ge=0)  # in which the rate grows from `warmup_lr`
+    warmup_lr: float = Field(1e-6, ge=0)  # where the warm-up starts
+    cooldown_epochs: float = Field(0.0, ge=0)  # at the end, counted in `epochs`
+    min_lr: float = Field(1e-5, ge=0)  # cosine: where it ends
+    decay: float = Field(0.1, gt=0, le=1)  # steps: the factor
+    decay_epochs: float = Field(30.0, gt=0)  # steps: how often
+    rise: float = Field(0.3, gt=0, lt=1)  # one-cycle: share of the run in which the rate rises
+    momentum_range: tuple[Decay, Decay] = (0.85, 0.95)  # one-cycle: momentum's least and greatest
 
     @model_validator(mode="after")
     def _check_epochs(self) -> Schedule:
@@ -216,46 +216,46 @@ class Validate(Section):
 
     every: int = Field(1, ge=1)  # epochs
     when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and measured after training
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1)  # held-out images to measure at most
     train: int = Field(0, ge=0)  # training images to measure too: the gap shows robust over-fitting
     attack: Annotated[Spec, plugin("attack")] | None = None  # with the objective's threat, or the one given here
-    threat: dict[str, Any] | None = None
+    threat: dict[str, Any] | None = None  # {norm: …, eps: …}, if not the objective's
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
 
 
 class Checkpoint(Section):
     minutes: float = Field(10.0, gt=0)  # besides one at the end of each epoch
-    keep: int = Field(2, ge=1)
+    keep: int = Field(2, ge=1)  # latest checkpoints to keep
 
 
 class Recipe(Section):
-    about: str = ""
+    about: str = ""  # its first line is what `bastion list recipes` says
     expect: dict[str, Any] = Field(default_factory=dict)  # what this recipe should reach
-    seed: int = 0
-    data: DataSpec
+    seed: int = 0  # of weights, batches, augmentation and attacks
+    data: DataSpec  # to train on
     train_limit: int | None = Field(None, ge=1)  # use only this many training images of `data`
-    extra: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
-    model: Annotated[Spec, plugin("model")]
+    extra: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()  # more training images
+    model: Annotated[Spec, plugin("model")]  # the architecture
     normalize: Literal["data", "none"] | Normalisation = "data"  # "none": the network sees raw pixels
     resize: Literal["bilinear", "bicubic"] | None = None  # bring images to the network's size, inside the model
-    init: Init | None = None
-    objective: Annotated[Spec, plugin("objective")]
-    augment: Augment = Augment()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
+    init: Init | None = None  # weights to start from
+    objective: Annotated[Spec, plugin("objective")]  # what is minimised, on which inputs
+    augment: Augment = Augment()  # how training images are changed
+    optimizer: Optimizer = Optimizer()  # how weights follow the gradient
+    schedule: Schedule = Schedule()  # epochs and learning rate
     batch: int = Field(128, ge=1)  # images per step, over all processes
     accumulate: int = Field(1, ge=1)  # split the batch into this many parts, to save memory
     sync_batchnorm: bool = True  # statistics over the batch of all processes
     parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has all weights, or its part of them
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: passes of training under autocast
     channels_last: bool = False  # faster for most CNNs; changes results by rounding only
-    ema: float | None = Field(None, gt=0, lt=1)
-    validate_: Validate = Field(Validate(), alias="validate")
-    checkpoint: Checkpoint = Checkpoint()
+    ema: float | None = Field(None, gt=0, lt=1)  # decay of an average of the weights, which is then what is kept
+    validate_: Validate = Field(Validate(), alias="validate")  # what is measured while training
+    checkpoint: Checkpoint = Checkpoint()  # from which a stopped run resumes
     log_every: int = Field(10, ge=1)  # steps
     loggers: Annotated[tuple[Annotated[Spec, plugin("logger")], ...], BeforeValidator(_named)] = (
         Spec(name="tensorboard"),
-    )
+    )  # where the numbers go, besides log.jsonl
     workers: int = Field(0, ge=0)  # data loading processes
 
     @model_validator(mode="after")

@@ -11,8 +11,11 @@ import textwrap
 import tokenize
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
+from pydantic import BaseModel
+
+from bastion.recipe import Section
 from bastion.registry import canonical
 from bastion.settings import REGISTRY, arguments_schema
 from bastion.suite import written
@@ -27,6 +30,14 @@ class Setting(NamedTuple):
     help: str
 
 
+class Keys(NamedTuple):
+    """The keys of a recipe or suite, or of one section of it."""
+
+    path: str  # of the section: `optimizer`, `axes.LABEL`, `extra[]`
+    about: str
+    settings: list[Setting]
+
+
 def settings_of(factory: Callable[..., Any]) -> list[Setting]:
     """Return the keyword arguments of a class or function."""
     schema, texts, defaults = arguments_schema(factory), help_texts(factory), _defaults(factory)
@@ -34,6 +45,39 @@ def settings_of(factory: Callable[..., Any]) -> list[Setting]:
         Setting(name, defaults.get(name, ""), _kind(part, schema), texts.get(name, ""))
         for name, part in schema.get("properties", {}).items()
     ]
+
+
+def keys_of(model: type[BaseModel], path: str = "") -> Iterator[Keys]:
+    """Yield the keys of a recipe or suite, then those of every section in it."""
+    schema, texts = model.model_json_schema(), help_texts(model)
+    sections = {name: found for name, field in model.model_fields.items() if (found := _section(field.annotation))}
+    schema.setdefault("$defs", {}).update({each.__name__: {"const": "keys below"} for each in sections.values()})
+    rows = []
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        default = "" if field.is_required() else _written(field.get_default(call_default_factory=True))
+        rows.append(Setting(key, default, _kind(schema["properties"][key], schema), texts.get(name, "")))
+    yield Keys(path, inspect.cleandoc(model.__doc__ or ""), rows)
+    for name, section in sections.items():
+        field = model.model_fields[name]
+        kinds: dict[Any, str] = {dict: ".LABEL", tuple: "[]"}
+        several = kinds.get(get_origin(field.annotation), "")
+        yield from keys_of(section, f"{path}{'.' if path else ''}{field.alias or name}{several}")
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    """Return the section that a key holds, alone, in a list or dict, or beside other types."""
+    if inspect.isclass(annotation) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(_section, get_args(annotation))), None)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Section):
+        return "those below"
+    if isinstance(value, BaseModel):
+        return value_text(value.model_dump(mode="json"))
+    return f"[{', '.join(map(_written, value))}]" if isinstance(value, tuple) else value_text(value) or '""'
 
 
 def settings_table(settings: list[Setting], width: int = 80) -> str:
@@ -116,12 +160,12 @@ def value_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {value_text(each)}' for key, each in value.items())}}}"
     text = written(value)
-    return f"{value:.6g}" if isinstance(value, float) and "/" not in text else text
+    return f"{value:.6g}" if isinstance(value, float) and ("/" not in text or value > 1) else text
 
 
 def _kind(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Describe the type of a JSON schema in words."""
-    if "$ref" in part:
+    if "$ref" in part and REGISTRY not in part:
         part = schema.get("$defs", {}).get(part["$ref"].rpartition("/")[2], {})
     if REGISTRY in part:
         return f"{part[REGISTRY]}: a name, or {{name: …, setting: value}}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bastion.errors import BastionError, did_you_mean
 from bastion.files import is_folder
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bastion.costs import RunPlan
     from bastion.models import Classifier
     from bastion.recipe import Recipe
+    from bastion.settings_text import Setting
 
 CONVENTION = (
     "a multiply-accumulate is 2 FLOP; a forward pass counts 1, one for the input's gradient 2, a training pass 3"
@@ -64,25 +65,40 @@ def describe(target: str, changes: tuple[str, ...] = (), *, timed: bool = False)
     return "\n\n\n".join(texts) if texts else _describe_family(target, changes)
 
 
-def _describe_plugin(kind: str, name: str) -> str:
-    """Describe a plug-in: its docstring, settings and use."""
-    from bastion.settings_text import settings_of, settings_table
+class Plugin(NamedTuple):
+    """The description of a plug-in, here and on the reference pages of the documentation."""
+
+    about: str
+    settings: list[Setting]
+    facts: Mapping[str, str]  # of a probe or study: what each column means
+    use: tuple[str, ...]  # on the command line or in a suite, and in Python
+
+
+def plugin(kind: str, name: str) -> Plugin:
+    from bastion.settings_text import settings_of
 
     registry, use = PLUGINS[kind]
-    found = getattr(importlib.import_module(PACKAGES[registry]), registry)
-    factory = found.factory(name)
+    factory = getattr(importlib.import_module(PACKAGES[registry]), registry).factory(name)
     settings = settings_of(factory)
-    lines = [f"{KINDS[kind].singular} {name}", "", inspect.cleandoc(factory.__doc__ or ""), ""]
-    lines += [settings_table(settings) if settings else "It has no settings.", ""]
-    if facts := getattr(factory, "facts", None):
-        width = max(map(len, facts)) + 2
-        lines += ["What it tells:", *(f"{column:<{width}}{meaning}" for column, meaning in facts.items()), ""]
-    if kind == "data" and all(each.default for each in settings):
+    line = use.format(name=name)
+    lines = [line if settings else line.partition(":SETTING")[0]]
+    lines += [f"from {PACKAGES[registry]} import {factory.__name__}"] if inspect.isclass(factory) else []
+    return Plugin(inspect.cleandoc(factory.__doc__ or ""), settings, getattr(factory, "facts", {}), tuple(lines))
+
+
+def _describe_plugin(kind: str, name: str) -> str:
+    """Describe a plug-in: its docstring, settings and use."""
+    from bastion.settings_text import settings_table
+
+    found = plugin(kind, name)
+    lines = [f"{KINDS[kind].singular} {name}", "", found.about, ""]
+    lines += [settings_table(found.settings) if found.settings else "It has no settings.", ""]
+    if found.facts:
+        width = max(map(len, found.facts)) + 2
+        lines += ["What it tells:", *(f"{column:<{width}}{meaning}" for column, meaning in found.facts.items()), ""]
+    if kind == "data" and all(each.default for each in found.settings):
         lines += [*_describe_images(name), ""]
-    lines.append(use.format(name=name) if settings else use.format(name=name).partition(":SETTING")[0])
-    if inspect.isclass(factory):
-        lines.append(f"from {PACKAGES[registry]} import {factory.__name__}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *found.use])
 
 
 def _describe_images(name: str) -> list[str]:

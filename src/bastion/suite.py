@@ -64,13 +64,12 @@ def _with_factors(value: Any) -> Any:
 class Axis(Section):
     """A setting with several values; each combination of the axes' values makes a variant."""
 
-    # data.KEY, probes.LABEL.KEY, probes.LABEL.data.KEY or studies.LABEL.KEY
     set: Annotated[
         dict[str, float],
         MinLen(1),
         BeforeValidator(_with_factors, json_schema_input_type=str | list[str] | dict[str, float]),
-    ]
-    to: Annotated[tuple[Any, ...], MinLen(1), _one_or_several(Any)]
+    ]  # data.KEY, probes.LABEL.KEY, probes.LABEL.data.KEY or studies.LABEL.KEY; several with factors: {PATH: FACTOR}
+    to: Annotated[tuple[Any, ...], MinLen(1), _one_or_several(Any)]  # the values, one or a list
 
     @model_validator(mode="after")
     def _paths(self) -> Axis:
@@ -133,14 +132,14 @@ class Case:
 
 
 class Suite(Section):
-    about: str = ""
+    about: str = ""  # its first line is what `bastion list suites` says
     paper: str = ""  # whose protocol it is: recipes of this paper have published numbers by the suite's labels
     adapt_size: bool = False  # fit the model to variants of another size: position embeddings are interpolated
-    axes: dict[str, Axis] = Field(default_factory=dict)
+    axes: dict[str, Axis] = Field(default_factory=dict)  # settings that take several values, by a name for `--set`
     data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on
-    probes: dict[str, Annotated[Spec, plugin("probe")]] = Field(default_factory=dict)
-    studies: dict[str, Annotated[Spec, plugin("study")]] = Field(default_factory=dict)
-    aggregates: dict[str, Aggregate] = Field(default_factory=dict)
+    probes: dict[str, Annotated[Spec, plugin("probe")]] = Field(default_factory=dict)  # by label, image by image
+    studies: dict[str, Annotated[Spec, plugin("study")]] = Field(default_factory=dict)  # by label, of the whole model
+    aggregates: dict[str, Aggregate] = Field(default_factory=dict)  # by label: one number of several probes
     curves: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # of probes with distances: accuracy at radii
 
     @model_validator(mode="after")

@@ -134,8 +134,8 @@ def evaluate(
 ) -> Facts:
     """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius.
 
-    Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` are those of
-    [when not to trust a number](sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
+    Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` warn of
+    numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
     """
     chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
     radii = [radius(each) for each in ([eps] if isinstance(eps, str | int | float) else eps)]
