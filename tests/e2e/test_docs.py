@@ -2,7 +2,7 @@
 
 Blocks marked `sh` are run, `python` and `yaml` blocks with a file name behind the mark are written to that file, and
 other `python` blocks are run, all in one folder per page and in order. Blocks marked otherwise are for reading.
-The processes are forked from one that has imported torch already (`tests/warm.py`), but for the README's.
+The processes are forked from one that has imported torch already (`tests/warm.py`).
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ def _blocks(page: str) -> list[tuple[str, str, str]]:
 )
 def test_the_page_runs(page: str, tmp_path: Path, warm: Path) -> None:
     own = Path(sys.executable).parent
-    first, python = (own, [sys.executable]) if page == "README.md" else (warm / "bin", [str(warm / "bin" / "bastion")])
-    env = {**os.environ, "PATH": f"{first}:{own}:{os.environ['PATH']}", "COLUMNS": "120"}
+    env = {**os.environ, "PATH": f"{warm / 'bin'}:{own}:{os.environ['PATH']}", "COLUMNS": "120"}
     ran = 0
     for language, name, content in _blocks(page):
         if name:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
             continue
-        command = {"sh": ["bash", "-euc", content], "python": [*python, "-c", content]}.get(language)
+        command = {"sh": ["bash", "-euc", content], "python": [str(warm / "bin" / "bastion"), "-c", content]}.get(
+            language
+        )
         if command:
             result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
             assert result.returncode == 0, f"{page}:\n{content}\n{result.stderr}"
