@@ -63,7 +63,9 @@ def contracts_page() -> str:
     about = (
         "What crosses a boundary, and what a plug-in must do. [Extending bastion](../extend.md) has an example of each."
     )
-    return "\n".join(["# Contracts", "", about, "", *_documented("bastion.types", CONTRACTS)])
+    complete = '    options: {show_if_no_docstring: true, filters: ["!^_(?!_call__)"]}\n'
+    parts = [f"{part}{complete}" for part in _documented("bastion.types", CONTRACTS)]
+    return "\n".join(["# Contracts", "", about, "", *parts])
 
 
 def _documented(module: str, names: Iterable[str]) -> list[str]:
@@ -187,7 +189,8 @@ def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
 def _parameters(words: str, command: Any) -> Iterator[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option"]
-    usage = [each.metavar if each.required else f"[{each.metavar}]" for each in arguments]
+    names = [f"{each.metavar}{'…' if each.nargs == -1 else ''}" for each in arguments]
+    usage = [name if each.required else f"[{name}]" for each, name in zip(arguments, names, strict=True)]
     yield from ("```text", " ".join([words, *usage, *(["[OPTIONS]"] if options else [])]), "```", "")
     rows = [*((f"`{each.metavar}`", each.help) for each in arguments), *map(_option, options)]
     yield from (*table(("", "what it is"), rows), "")
@@ -196,7 +199,8 @@ def _parameters(words: str, command: Any) -> Iterator[str]:
 def _option(option: Any) -> tuple[str, str]:
     name = f"{', '.join([*option.opts, *option.secondary_opts])} {option.metavar or ''}".strip()
     plain = option.default not in (None, True, False) and "efault:" not in option.help
-    return f"`{name}`", f"{option.help} Default: `{option.default}`." if plain else option.help
+    note = " Required." if option.required else f" Default: `{option.default}`." if plain else ""
+    return f"`{name}`", option.help + note
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -212,7 +216,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def copied(name: str) -> str:
     """A file of the repository's root, as a page: its links are those of a page in docs/."""
-    return "---\nhide: [navigation]\n---\n" + (ROOT / name).read_text().replace("](docs/", "](")
+    alone = "---\nhide: [navigation]\n---\n" if name == COPIES["index.md"] else ""
+    return alone + (ROOT / name).read_text().replace("](docs/", "](")
 
 
 def notebook(page: str, path: Path) -> Iterator[tuple[str, str | bytes]]:

@@ -56,6 +56,6 @@ def test_the_site_can_be_searched_as_files(site: Path, tmp_path: Path) -> None:
         tab.type("momentum iterative")
         found = "document.querySelectorAll('.md-search-result__item').length"
         tab.run(f"new Promise((done) => setInterval(() => {found} && done(), 50))")
-        assert "MI-FGSM" in tab.run("document.querySelector('.md-search-result__list').innerText")
+        assert "mi-fgsm" in tab.run("document.querySelector('.md-search-result__list').innerText")
         assert [address for address in tab.requests() if not address.startswith("file:")] == []
         assert tab.complaints() == []
