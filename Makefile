@@ -17,12 +17,13 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/bastion demo
 
-# Two processes of one thread each: small tensors gain nothing from more threads.
+# Two processes of one thread each: small tensors gain nothing from more threads. A file is run by one of them, so that its
+# fixtures are made once.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # For the working day: what everything hangs on. A kind of plug-in is tested by its own folder: pytest tests/unit/attacks
-FAST := -n 2 --dist loadgroup -m 'not slow and not processes' \
+FAST := -n 2 --dist loadfile -m 'not slow and not processes' \
 	tests/unit/*.py tests/unit/data tests/unit/measuring tests/unit/reporting tests/golden
 
 test-fast: setup

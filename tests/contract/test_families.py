@@ -18,8 +18,6 @@ from bastion.models.meta import meta
 from bastion.models.model_stats import count, stored
 from bastion.models.weight_kinds import weights
 
-pytestmark = pytest.mark.xdist_group("families")  # its fixtures are made once
-
 NAMES = [name for name in models.names() if not name.endswith("/*")]
 KNOWN = stored()
 TABLES = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "models_table.py"))

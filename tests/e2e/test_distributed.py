@@ -22,8 +22,6 @@ from bastion.run import Run
 from bastion.training.checkpoints import read_state
 from bastion.training.trainer import train
 
-pytestmark = pytest.mark.xdist_group("distributed")  # its fixtures are made once
-
 # Of all that training does: an attack, soft labels, the mean of the weights, clipping.
 CHANGES = (*QUICK, *ADVERSARIAL, "schedule.epochs=1", "augment.mixup=0.8", "augment.cutmix=1.0")
 WAYS = {

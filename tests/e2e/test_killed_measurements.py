@@ -14,7 +14,7 @@ import pytest
 from bastion.measuring.facts import Facts, read_measurements
 from bastion.run import open_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.xdist_group("killed")]  # its fixture is made once
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 KILLS = 10
 ATTACKS = "[{name: apgd-ce, steps: 5}, {name: apgd-t, steps: 5}, {name: fab-t, steps: 3}, {name: square, queries: 60}]"

@@ -18,7 +18,7 @@ from tests.many_models import make_many, make_run, summarize
 
 from bastion.reporting.leaderboard import leaderboard
 
-pytestmark = [needs_chromium, pytest.mark.xdist_group("leaderboard")]  # one browser, one page
+pytestmark = [needs_chromium]
 MANY, FEW = 1000, 150
 EVIL = "<img src=x onerror=alert(1)>"
 # What stands in the visible rows of the first table, by the number of the column.

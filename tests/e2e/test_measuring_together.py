@@ -15,7 +15,7 @@ from bastion.measuring.runner import measure
 from bastion.models import checkpoint
 from bastion.run import open_run
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("together")]  # its fixtures are made once
+pytestmark = [pytest.mark.processes]
 
 MODEL = {"name": "vit/micro", "stem": [8, 16], "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 10}
 LIMITS = {"limit": 48, "batch_size": 4}

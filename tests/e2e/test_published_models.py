@@ -23,7 +23,6 @@ from bastion.types import Batch
 SHARED = Path(os.environ.get("BASTION_SHARED") or Path(__file__).parents[3] / "shared")
 pytestmark = [
     pytest.mark.skipif(not (SHARED / "models").is_dir(), reason=f"no published networks in {SHARED}"),
-    pytest.mark.xdist_group("published"),
 ]
 
 

@@ -19,7 +19,7 @@ from bastion.reporting.html import report
 from bastion.run import open_run
 from bastion.types import DataSet
 
-pytestmark = [needs_chromium, pytest.mark.xdist_group("report")]  # one browser, one page
+pytestmark = [needs_chromium]
 HEIGHT = 2600
 LINF = {"norm": "linf", "eps": 0.05}
 PGD = {"name": "pgd", "steps": 3}

@@ -17,8 +17,6 @@ from tests.warm import Started
 
 from bastion.training.trainer import train
 
-pytestmark = pytest.mark.xdist_group("resume")  # its fixtures are made once
-
 CHANGES = (*QUICK, *ADVERSARIAL, "schedule.epochs=4", "ema=0.9")
 SUITE = """
 probes:

@@ -14,7 +14,7 @@ from tests.browser import needs_chromium, opened
 from bastion.listing import listed
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("site")]
+pytestmark = [pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

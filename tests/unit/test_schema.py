@@ -12,8 +12,6 @@ from bastion.recipe_files import shipped
 from bastion.schema import schemas
 from bastion.suite import load_suite
 
-pytestmark = pytest.mark.xdist_group("schema")  # its fixtures are made once
-
 
 @pytest.fixture(scope="module")
 def validators() -> dict[str, Any]:

@@ -14,8 +14,6 @@ from bastion.deepaugment.networks import NETWORKS, NOISE, Network
 from bastion.deepaugment.quality import psnr
 from bastion.types import DataSet
 
-pytestmark = pytest.mark.xdist_group("deepaugment")  # its fixtures are made once
-
 
 @pytest.mark.parametrize(("name", "least"), [("edsr", 30.0), ("cae", 18.5)])
 def test_after_a_second_of_training_images_are_reconstructed(

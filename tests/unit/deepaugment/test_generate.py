@@ -22,8 +22,6 @@ from bastion.deepaugment.quality import psnr, ssim
 from bastion.recipe import Extra
 from bastion.types import DataSet
 
-pytestmark = pytest.mark.xdist_group("deepaugment")  # its fixtures are made once
-
 COUNT = 5 * GROUP + 3
 NAMES = [f"{name}.npz" for name in NETWORKS]
 

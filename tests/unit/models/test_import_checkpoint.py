@@ -20,8 +20,6 @@ from bastion.models.import_checkpoint import NORMALISATIONS, import_file
 from bastion.models.load import load
 from bastion.models.meta import meta
 
-pytestmark = pytest.mark.xdist_group("import")  # its fixtures are made once
-
 VIT = {"name": "timm/vit_tiny_patch16_224", "img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2}
 SPEC = {**VIT, "num_heads": 2, "num_classes": 5}
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)

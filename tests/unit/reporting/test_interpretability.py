@@ -25,8 +25,6 @@ from bastion.reporting.tables import compare, read_runs
 from bastion.reporting.wording import quantity_cell, share_cell
 from bastion.types import DataSet
 
-pytestmark = pytest.mark.xdist_group("interpretability")  # its fixtures are made once
-
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 ATTACK = {"name": "pgd", "steps": 2}
 
