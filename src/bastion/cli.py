@@ -1,4 +1,4 @@
-"""The command line: verbs, few flags. All that tunes a run is in the recipe, and `--set` changes one value of it."""
+"""The command line: verbs and few flags. Settings of a run are in its recipe; `--set` overrides one value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bastion.progress import console as stderr
 
 
 class Command(TyperCommand):
-    """In its help flags have no type, as they take no value."""
+    """A command whose help shows no type for flags, as they take no value."""
 
     def get_params(self, ctx: Any) -> Any:
         return _plain_flags(super().get_params(ctx))
@@ -71,7 +71,7 @@ def common(
 
 
 def _names(*kinds: str) -> Callable[[str], list[str]]:
-    """For a shell's completion: what of these kinds begins with what is typed so far."""
+    """Return a shell completion over the names of these kinds."""
 
     def complete(incomplete: str) -> list[str]:
         rows = (row for kind in kinds for row in KINDS[kind].rows("*"))
@@ -117,11 +117,11 @@ def train(
     from bastion.recipe import load_recipe
 
     changes = [*(change or ()), *([] if seed is None else [f"seed={seed}"])]
-    load_recipe(recipe, changes)  # a typing mistake is told before torch is loaded
+    load_recipe(recipe, changes)  # report typos before torch is imported
     from bastion.training.trainer import train as train_recipe
 
     finished = train_recipe(recipe, changes=changes, folder=run, resume=resume, device=device)
-    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+    if os.environ.get("RANK", "0") != "0":  # only the first process prints
         return
     stdout.print(
         f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo",
@@ -202,7 +202,7 @@ def measure(
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(metavar="MINUTES", help="Stop after so many minutes; random order.", rich_help_panel=STOP),
+        typer.Option(metavar="MINUTES", help="Stop after this many minutes; random order.", rich_help_panel=STOP),
     ] = None,
     shard: Annotated[
         str | None,
@@ -223,7 +223,7 @@ def measure(
     ] = 128,
     keep: Annotated[
         str,
-        typer.Option(metavar="N", help="Of how many examples pictures are kept, or `all`.", rich_help_panel=RUNNING),
+        typer.Option(metavar="N", help="Keep pictures of the first N examples, or of `all`.", rich_help_panel=RUNNING),
     ] = "16",
     acceleration: Annotated[
         bool,
@@ -244,7 +244,7 @@ def measure(
     how["keep"] = int(keep) if keep.isdecimal() else keep
     if shard is None:
         facts = measure_model(model, data, wanted, until=until, **how)
-        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        if os.environ.get("RANK", "0") == "0":  # only the first process prints
             stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
             where = facts.run.folder
             stdout.print(f"facts: {where}; a page about them: bastion report {where}", soft_wrap=True, markup=False)
@@ -257,7 +257,7 @@ def measure(
 def _wanted_suite(
     suite: str | None, attacks: list[str], norm: str, eps: list[str], changes: list[str]
 ) -> tuple[Any, list[str]]:
-    """A suite, or what one of these attacks would say; and the changes to it."""
+    """Return the suite, made of the attacks if there are any, and the changes to it."""
     if not attacks:
         return suite or "demo", [*changes, *([f"eps=[{','.join(eps)}]"] if eps else [])]
     if suite is not None:
@@ -369,7 +369,7 @@ def show(
     change: Changes = None,
     timed: Annotated[
         bool,
-        typer.Option("--time", help="Try a recipe's first steps, and tell how long the run takes here."),
+        typer.Option("--time", help="Run a recipe's first steps and estimate its time on this machine."),
     ] = False,
 ) -> None:
     """Show what something is: an attack's settings, a suite's probes, a recipe and its cost, a model, a run."""
@@ -392,7 +392,7 @@ def list_(
         str, typer.Argument(metavar="PATTERN", help="Only names that match, such as 'timm/vit*', or contain it.")
     ] = "*",
 ) -> None:
-    """List what there is, by name. `bastion show NAME` tells more of each."""
+    """List names of attacks, models, recipes, … `bastion show NAME` describes one."""
     if kind is None:
         columns: tuple[str, ...] = ("kind", "about")
         rows: list[tuple[str, ...]] = [(name, each.about) for name, each in KINDS.items()]
@@ -547,12 +547,12 @@ def warnings_in_yellow(tables: str) -> Text:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """In a line, as errors are: without the place in the code."""
+    """Print a warning in one line, as errors are, without the place in the code."""
     stderr.print(f"warning: {message}", soft_wrap=True, markup=False)
 
 
 def main() -> None:
-    """Bad input gives one clear line and an exit code other than 0; a traceback is a mistake of bastion's own."""
+    """Run the command line. Bad input gives one line and an exit code other than 0; a traceback is a bug."""
     warnings.showwarning = _show_warning
     try:
         app()
@@ -562,7 +562,7 @@ def main() -> None:
     except BastionError as error:
         stderr.print(f"error: {error}", soft_wrap=True, markup=False)
         sys.exit(1)
-    except OSError as error:  # of the surroundings, where nobody expected one
+    except OSError as error:  # from the system, such as a full disk
         stderr.print(f"error: {error.filename or 'system'}: {error.strerror or error}", soft_wrap=True, markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
