@@ -22,9 +22,8 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# For the working day: what everything hangs on. A kind of plug-in is tested by its own folder: pytest tests/unit/attacks
-FAST := -n 2 --dist loadfile -m 'not slow and not processes' \
-	tests/unit/*.py tests/unit/data tests/unit/measuring tests/unit/reporting tests/golden
+# For the working day: what everything depends on. A package is tested by its own folder: pytest tests/unit/attacks
+FAST := -n 2 --dist loadfile -m 'not slow and not processes' tests/unit/*.py tests/unit/measuring tests/golden
 
 test-fast: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FAST)
