@@ -40,14 +40,15 @@ $(LOWEST)/ready: pyproject.toml constraints-lowest.txt
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
-# Faults at random moments and at every file call, for so many minutes; the same command goes on where it was stopped.
-# Then every kind of file of a run is damaged, and input is mutated. See docs/reliability.md.
+# Faults at random moments and at every file call, for this many minutes; the same command resumes.
+# Then every kind of file of a run is damaged, input is mutated, and models hide their gradients. See docs/reliability.md.
 MINUTES ?= 20
 SEED ?= 0
 torture: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.matrix --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.fuzz --count 10000 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.defences
 
 # The documentation as a site that needs no server and no network: site/index.html. A dead link is an error.
 docs: .venv/docs-ready
