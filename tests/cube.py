@@ -1,4 +1,4 @@
-"""A function that autograd can differentiate in forward mode, but not twice."""
+"""x³ as functions that autograd can differentiate in one way and not in another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Cube(torch.autograd.Function):
-    """x³, with forward mode and without a second derivative."""
+    """Twice in reverse mode; not in forward mode."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -22,10 +22,22 @@ class Cube(torch.autograd.Function):
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
 
+
+class CubeOnce(Cube):
+    """Once in reverse mode; not in forward mode."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return Cube.backward(ctx, *gradients)
+
+
+class CubeForward(CubeOnce):
+    """Once in reverse mode; in forward mode too."""
+
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * tangents[0]
+        return Cube.backward(ctx, *tangents)

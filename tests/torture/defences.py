@@ -34,47 +34,49 @@ from bastion.measuring.runner import measure
 MODEL = "zoo/cifar10-linf-resnet"
 SLACK = 0.03  # of accuracy: more than the network itself has is a defence
 Map = Callable[[Tensor], Tensor]
+Rule = Callable[[nn.Module, Tensor], Tensor]  # of a network and images: logits
 
 
 class Defended(nn.Module):
-    """A network with something before it and something behind it."""
-
-    def __init__(self, network: nn.Module, before: Map, behind: Map) -> None:
+    def __init__(self, network: nn.Module, rule: Rule) -> None:
         super().__init__()
-        self.network, self.before, self.behind = network, before, behind
+        self.network, self.rule = network, rule
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.behind(self.network(self.before(x)))
-        return logits
+        return self.rule(self.network, x)
 
 
-class Purified(nn.Module):
-    """Makes the image clearer to itself by steps along its own gradient, and classifies what comes out."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            point = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.network(point).logsumexp(1).sum(), point)
-        logits: Tensor = self.network((x.detach() + slope.sign() / 255).clamp(0, 1))
-        return logits
+def before(change: Map) -> Rule:
+    """Change the images."""
+    return lambda network, x: network(change(x))  # type: ignore[no-any-return]
 
 
-class OnlyClean(nn.Module):
-    """Trusts its gradient to images of 8 bits only; to others it gives that of the opposite class."""
+def behind(change: Map) -> Rule:
+    """Change the logits."""
+    return lambda network, x: change(network(x))
 
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
 
-    def forward(self, x: Tensor) -> Tensor:
-        levels = 255 * x.detach()
-        stored = (levels - levels.round()).abs().flatten(1).amax(1) < 1e-3
-        logits: Tensor = self.network(torch.where(stored[:, None, None, None], x, 2 * x.detach() - x))
-        return logits
+def purified(network: nn.Module, x: Tensor) -> Tensor:
+    """Classify the image after a step along the network's own gradient, which makes it clearer."""
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(network(point).logsumexp(1).sum(), point)
+    logits: Tensor = network((x.detach() + slope.sign() / 255).clamp(0, 1))
+    return logits
+
+
+def reversed_off_the_grid(network: nn.Module, x: Tensor) -> Tensor:
+    """The right gradient for images of 8 bits only; for others the opposite one."""
+    levels = 255 * x.detach()
+    stored = (levels - levels.round()).abs().flatten(1).amax(1) < 1e-3
+    logits: Tensor = network(torch.where(stored[:, None, None, None], x, 2 * x.detach() - x))
+    return logits
+
+
+@torch.no_grad()
+def without_gradients(network: nn.Module, x: Tensor) -> Tensor:
+    logits: Tensor = network(x)
+    return logits
 
 
 class Replaced(torch.autograd.Function):
@@ -91,8 +93,9 @@ class Replaced(torch.autograd.Function):
         return context.change(context.saved_tensors[0], gradient), None
 
 
-def gradient(change: Callable[[Tensor, Tensor], Tensor]) -> Map:
-    return lambda x: Replaced.apply(x, change)  # type: ignore[no-any-return, no-untyped-call]
+def gradient(change: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    """Change the gradient alone."""
+    return before(lambda x: Replaced.apply(x, change))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def levels(count: int) -> Map:
@@ -149,99 +152,76 @@ def off_grid(x: Tensor) -> Tensor:
     return torch.where((x - stored).abs() < 1e-6, x, levels(8)(x).detach())
 
 
-def as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-class Defence(NamedTuple):
-    before: Map = as_it_is
-    behind: Map = as_it_is
-    whole: Callable[[nn.Module], nn.Module] | None = None  # instead of both
-
-    def __call__(self, network: nn.Module) -> nn.Module:
-        return self.whole(network) if self.whole else Defended(network, self.before, self.behind)
-
-
-DEFENCES = {
+DEFENCES: dict[str, Rule] = {
     # the image, without a gradient
-    "256-levels": Defence(levels(255)),
-    "16-levels": Defence(levels(16)),
-    "8-levels": Defence(levels(8)),
-    "floor": Defence(lambda x: (32 * x).floor() / 32),
-    "off-grid": Defence(off_grid),
-    "jpeg-90": Defence(jpeg(90)),
-    "jpeg-50": Defence(jpeg(50)),
-    "detached": Defence(lambda x: x.detach()),
-    "detached-blur": Defence(lambda x: blur(x).detach()),
-    "uint8": Defence(lambda x: (255 * x).byte().float() / 255),
+    "256-levels": before(levels(255)),
+    "16-levels": before(levels(16)),
+    "8-levels": before(levels(8)),
+    "floor": before(lambda x: (32 * x).floor() / 32),
+    "off-grid": before(off_grid),
+    "jpeg-90": before(jpeg(90)),
+    "jpeg-50": before(jpeg(50)),
+    "detached": before(lambda x: x.detach()),
+    "detached-blur": before(lambda x: blur(x).detach()),
+    "uint8": before(lambda x: (255 * x).byte().float() / 255),
     # the image, changed on the way
-    "blur": Defence(blur),
-    "median": Defence(median),
-    "half-gradient": Defence(lambda x: 0.01 * x + 0.99 * x.detach()),
-    "one-channel-gradient": Defence(lambda x: torch.cat([x[:, :1], x[:, 1:].detach()], 1)),
-    "patch-gradient": Defence(gradient(lambda x, g: F.pad(g[..., :8, :8], (0, 24, 0, 24)))),
+    "blur": before(blur),
+    "median": before(median),
+    "half-gradient": before(lambda x: 0.01 * x + 0.99 * x.detach()),
+    "one-channel-gradient": before(lambda x: torch.cat([x[:, :1], x[:, 1:].detach()], 1)),
+    "patch-gradient": gradient(lambda x, g: F.pad(g[..., :8, :8], (0, 24, 0, 24))),
     # waves
-    "wave-0.01-1000": Defence(wave(0.01, 1000)),
-    "wave-0.03-1000": Defence(wave(0.03, 1000)),
-    "wave-0.01-500": Defence(wave(0.01, 500)),
-    "wave-0.003-3000": Defence(wave(0.003, 3000)),
-    "wave-0.02-300": Defence(wave(0.02, 300)),
-    "sawtooth": Defence(lambda x: x + 0.02 * torch.remainder(100 * x, 1)),
+    "wave-0.01-1000": before(wave(0.01, 1000)),
+    "wave-0.03-1000": before(wave(0.03, 1000)),
+    "wave-0.01-500": before(wave(0.01, 500)),
+    "wave-0.003-3000": before(wave(0.003, 3000)),
+    "wave-0.02-300": before(wave(0.02, 300)),
+    "sawtooth": before(lambda x: x + 0.02 * torch.remainder(100 * x, 1)),
     # chance
-    "noise": Defence(lambda x: x + 0.05 * torch.randn_like(x)),
-    "dropout": Defence(lambda x: F.dropout(x, 0.1, training=True)),
-    "resize-and-pad": Defence(moved),
-    "pixel-deflection": Defence(deflected),
-    "random-logits": Defence(behind=lambda z: z + 0.5 * torch.randn_like(z)),
-    "random-flip": Defence(lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x),
+    "noise": before(lambda x: x + 0.05 * torch.randn_like(x)),
+    "dropout": before(lambda x: F.dropout(x, 0.1, training=True)),
+    "resize-and-pad": before(moved),
+    "pixel-deflection": before(deflected),
+    "random-logits": behind(lambda z: z + 0.5 * torch.randn_like(z)),
+    "random-flip": before(lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x),
     # the logits
-    "softmax": Defence(behind=lambda z: z.softmax(1)),
-    "sharp-softmax": Defence(behind=lambda z: (100 * z).softmax(1)),
-    "loud": Defence(behind=lambda z: 1e4 * z),
-    "quiet": Defence(behind=lambda z: 1e-30 * z),
-    "far": Defence(behind=lambda z: z + 1e7),
-    "step-logits": Defence(behind=lambda z: (4 * z).round() / 4),
-    "one-hot": Defence(behind=lambda z: 10 * F.one_hot(z.argmax(1), z.shape[1]).float()),
-    "winner-plus-ten": Defence(behind=lambda z: z + 10 * F.one_hot(z.argmax(1), z.shape[1])),
-    "saturated": Defence(behind=lambda z: 20 * torch.tanh(50 * (z - z.mean(1, keepdim=True)))),
-    "clamped": Defence(behind=lambda z: (z - z.topk(2).values.mean(1, keepdim=True)).clamp(-1e-3, 1e-3)),
-    "no-top-gradient": Defence(behind=lambda z: torch.where(z == z.amax(1, keepdim=True), z.detach(), z)),
+    "softmax": behind(lambda z: z.softmax(1)),
+    "sharp-softmax": behind(lambda z: (100 * z).softmax(1)),
+    "loud": behind(lambda z: 1e4 * z),
+    "quiet": behind(lambda z: 1e-30 * z),
+    "far": behind(lambda z: z + 1e7),
+    "step-logits": behind(lambda z: (4 * z).round() / 4),
+    "one-hot": behind(lambda z: 10 * F.one_hot(z.argmax(1), z.shape[1]).float()),
+    "winner-plus-ten": behind(lambda z: z + 10 * F.one_hot(z.argmax(1), z.shape[1])),
+    "saturated": behind(lambda z: 20 * torch.tanh(50 * (z - z.mean(1, keepdim=True)))),
+    "clamped": behind(lambda z: (z - z.topk(2).values.mean(1, keepdim=True)).clamp(-1e-3, 1e-3)),
+    "no-top-gradient": behind(lambda z: torch.where(z == z.amax(1, keepdim=True), z.detach(), z)),
     # the gradient alone
-    "zero-gradient": Defence(gradient(lambda x, g: torch.zeros_like(g))),
-    "nan-gradient": Defence(gradient(lambda x, g: torch.full_like(g, torch.nan))),
-    "huge-gradient": Defence(gradient(lambda x, g: 1e38 * g)),
-    "tiny-gradient": Defence(gradient(lambda x, g: 1e-38 * g)),
-    "reversed-gradient": Defence(gradient(lambda x, g: -g)),
-    "noisy-gradient-1": Defence(gradient(lambda x, g: g + g.abs().mean() * noise(x))),
-    "noisy-gradient-3": Defence(gradient(lambda x, g: g * (1 + 3 * noise(x)))),
-    "random-gradient": Defence(gradient(lambda x, g: torch.randn_like(g))),
-    "fixed-gradient": Defence(gradient(lambda x, g: torch.ones_like(g))),
-    "mirrored-gradient": Defence(gradient(lambda x, g: g.flip(-1))),
-    "gradient-of-the-image": Defence(gradient(lambda x, g: x - 0.5)),
-    "turned-off-the-grid": Defence(whole=OnlyClean),
+    "zero-gradient": gradient(lambda x, g: torch.zeros_like(g)),
+    "nan-gradient": gradient(lambda x, g: torch.full_like(g, torch.nan)),
+    "huge-gradient": gradient(lambda x, g: 1e38 * g),
+    "tiny-gradient": gradient(lambda x, g: 1e-38 * g),
+    "reversed-gradient": gradient(lambda x, g: -g),
+    "noisy-gradient-1": gradient(lambda x, g: g + g.abs().mean() * noise(x)),
+    "noisy-gradient-3": gradient(lambda x, g: g * (1 + 3 * noise(x))),
+    "random-gradient": gradient(lambda x, g: torch.randn_like(g)),
+    "fixed-gradient": gradient(lambda x, g: torch.ones_like(g)),
+    "mirrored-gradient": gradient(lambda x, g: g.flip(-1)),
+    "gradient-of-the-image": gradient(lambda x, g: x - 0.5),
+    "turned-off-the-grid": reversed_off_the_grid,
     # the model
-    "purified": Defence(whole=Purified),
-    "batch-mean": Defence(lambda x: (x - x.mean(0) + x.mean()).clamp(0, 1)),
-    "no-grad": Defence(whole=lambda network: _without_gradients(network)),
+    "purified": purified,
+    "batch-mean": before(lambda x: (x - x.mean(0) + x.mean()).clamp(0, 1)),
+    "no-grad": without_gradients,
 }
 # Change the network, but hide nothing.
-HEALTHY = {
-    "nothing": Defence(),
-    "smaller-logits": Defence(behind=lambda z: z / 10),
-    "log-softmax": Defence(behind=lambda z: z.log_softmax(1)),
-    "darker": Defence(lambda x: 0.95 * x),
-    "mirrored": Defence(lambda x: x.flip(-1)),
+HEALTHY: dict[str, Rule] = {
+    "nothing": before(torch.clone),
+    "smaller-logits": behind(lambda z: z / 10),
+    "log-softmax": behind(lambda z: z.log_softmax(1)),
+    "darker": before(lambda x: 0.95 * x),
+    "mirrored": before(lambda x: x.flip(-1)),
 }
-
-
-def _without_gradients(network: nn.Module) -> nn.Module:
-    class Silent(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                logits: Tensor = network(x)
-            return logits
-
-    return Silent()
 
 
 class Outcome(NamedTuple):
@@ -267,8 +247,8 @@ def accuracies(model: nn.Module, suite: str, images: int) -> tuple[dict[str, flo
     return found, tuple(dict.fromkeys(each.code for each in facts.warnings()))
 
 
-class Truth:
-    """What attacks leave of the network itself."""
+class Judge:
+    """Compares defended networks with what attacks leave of the network itself."""
 
     def __init__(self, images: int) -> None:
         self.images, self.network = images, bastion.load(MODEL)
@@ -278,36 +258,35 @@ class Truth:
     def autoattack(self) -> float:
         return accuracies(self.network, "autoattack-linf", self.images)[0]["autoattack"]
 
-    def outcome(self, name: str, defence: Defence) -> Outcome:
-        model = defence(bastion.load(MODEL))
+    def outcome(self, name: str) -> Outcome:
+        model = Defended(self.network, (HEALTHY | DEFENCES)[name])
         found, warned = accuracies(model, "demo", self.images)
-        verdict = "warned of" if warned else "broken by PGD-20"
-        if not warned and found["pgd-20"] > self.pgd + SLACK:
+        if name in HEALTHY:
+            verdict = "FALSE ALARM" if warned else "no warning"
+        elif warned:
+            verdict = "warned of"
+        elif found["pgd-20"] <= self.pgd + SLACK:
+            verdict = "broken by PGD-20"
+        else:
             left, warned = accuracies(model, "autoattack-linf", self.images)
             broken = left["autoattack"] <= self.autoattack + SLACK
             verdict = "broken by AutoAttack" if broken else "warned of" if warned else "UNNOTICED"
         return Outcome(name, found["clean"], found["pgd-20"], warned, verdict)
 
-    def healthy(self, name: str, change: Defence) -> Outcome:
-        found, warned = accuracies(change(bastion.load(MODEL)), "demo", self.images)
-        return Outcome(name, found["clean"], found["pgd-20"], warned, "FALSE ALARM" if warned else "no warning")
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--only", nargs="*", help="names of defences")
+    parser.add_argument("--only", nargs="*", choices=(*HEALTHY, *DEFENCES), metavar="NAME", help="only these")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of torch, about what the defences do
-    truth, verdicts = Truth(options.images), Counter[str]()
+    judge, verdicts = Judge(options.images), Counter[str]()
     print("                        clean PGD-20")
-    for changes, measured in ((HEALTHY, truth.healthy), (DEFENCES, truth.outcome)):
-        for name, change in changes.items():
-            if not options.only or name in options.only:
-                found = measured(name, change)
-                verdicts[found.verdict] += 1
-                print(found, flush=True)
+    for name in options.only or (*HEALTHY, *DEFENCES):
+        found = judge.outcome(name)
+        verdicts[found.verdict] += 1
+        print(found, flush=True)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
     sys.exit(1 if verdicts["UNNOTICED"] or verdicts["FALSE ALARM"] else 0)
 

@@ -24,6 +24,7 @@ from bastion.data.split import train_val_split
 from bastion.data.subset import read_subset, subset_rows
 from bastion.errors import BastionError, printable
 from bastion.progress import bar, console
+from bastion.settings import AtLeastOne, Share
 from bastion.storage import fingerprint, is_folder, reading
 from bastion.types import Batch, DataSet
 
@@ -95,8 +96,8 @@ class _Parts:
 @datasets.register("imagefolder")
 def imagefolder(
     root: str,  # the folder
-    size: int = 224,  # pixels of the images' side
-    crop_pct: float = 0.875,  # share of the shorter side that the centre crop keeps
+    size: AtLeastOne = 224,  # pixels of the images' side
+    crop_pct: Share = 0.875,  # share of the shorter side that the centre crop keeps
     test_folder: str | None = None,  # which one has the test images
     training_only: bool = False,  # hold no image back
     copies_of: str | None = None,  # root of the images that these are changed copies of
@@ -120,10 +121,6 @@ def imagefolder(
     for testing. `class_map` says which outputs of a model of more classes they are (see `class_map.py`), `subset`
     which of them are measured, in what order (see `subset.py`).
     """
-    if size < 1:
-        raise ValueError(f"size must be at least 1 pixel, got {size}")
-    if not 0 < crop_pct <= 1:
-        raise ValueError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
     if test_folder is not None and (training_only or copies_of):
         raise ValueError("test_folder has no use here: with training_only or copies_of nothing is tested on")
     if (test_only or subset) and (training_only or copies_of):

@@ -196,9 +196,9 @@ def test_a_class_of_one_picture_cannot_be_split(tmp_path: Path) -> None:
 
 def test_bad_parameters_are_explained(tmp_path: Path) -> None:
     write_pictures(tmp_path, ("a", "b"), 2)
-    with pytest.raises(BastionError, match="size must be at least 1 pixel, got 0"):
+    with pytest.raises(BastionError, match=r"\.size: input should be greater than or equal to 1, got 0"):
         build(tmp_path, size=0)
-    with pytest.raises(BastionError, match=r"crop_pct must be above 0 and at most 1, got 1\.5"):
+    with pytest.raises(BastionError, match=r"\.crop_pct: input should be less than or equal to 1, got 1\.5"):
         build(tmp_path, crop_pct=1.5)
 
 

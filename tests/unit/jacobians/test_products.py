@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cube import Cube
+from tests.cube import Cube, CubeForward, CubeOnce
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from bastion.errors import BastionError
 from bastion.jacobians.products import Branch, Function, Jacobian
@@ -94,36 +93,13 @@ def test_the_branch_is_the_jacobian_without_the_identity() -> None:
     assert not Jacobian(FUNCTIONS["pooling"], x).is_square
 
 
-class OnlyBackward(torch.autograd.Function):
-    """x³, without forward mode."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
-
-
-class Neither(OnlyBackward):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
-
-
-class Wrong(Cube):
+class Wrong(CubeForward):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
         return tangents[0]
 
 
-@pytest.mark.parametrize(("kind", "forward_mode"), [(Cube, True), (OnlyBackward, False)])
+@pytest.mark.parametrize(("kind", "forward_mode"), [(CubeForward, True), (Cube, False)])
 def test_an_operation_without_one_of_the_two_ways_takes_the_other(kind: Any, forward_mode: bool) -> None:
     mix = network(nn.Conv2d(2, 2, 3, padding=1))
     x = images()
@@ -134,7 +110,7 @@ def test_an_operation_without_one_of_the_two_ways_takes_the_other(kind: Any, for
 
 def test_an_operation_without_both_is_one_clear_line() -> None:
     with pytest.raises(BastionError, match=r"block 3: .* neither a second derivative nor forward mode") as caught:
-        Jacobian(Neither.apply, images(), "block 3")
+        Jacobian(CubeOnce.apply, images(), "block 3")
     assert "\n" not in str(caught.value)
 
 

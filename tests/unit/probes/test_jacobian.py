@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cube import Cube
+from tests.cube import CubeForward
 from tests.vits import small_vit
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -191,7 +191,7 @@ def test_blocks_that_change_their_input_in_place_and_return_tuples() -> None:
 
 class CubeBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        cubed: Tensor = x + Cube.apply(x)
+        cubed: Tensor = x + CubeForward.apply(x)
         return cubed
 
 
