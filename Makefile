@@ -20,10 +20,10 @@ demo: setup
 # Two processes of one thread each: small tensors gain nothing from more threads. A file is run by one of them, so that its
 # fixtures are made once.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # For the working day: what everything depends on. A package is tested by its own folder: pytest tests/unit/attacks
-FAST := -n 2 --dist loadfile -m 'not slow and not processes' tests/unit/*.py tests/unit/measuring tests/golden
+FAST := -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not processes' tests/unit/*.py tests/unit/measuring tests/golden
 
 test-fast: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FAST)

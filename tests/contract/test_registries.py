@@ -42,9 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "perturbation-growth": {"threat": THREAT_SPEC, "attack": {"name": "pgd", "steps": 2}},
     "patch-fool": {"steps": 5},
     "ensemble": {"members": PAIR["members"]},
-    **{name: {"steps": 20} for name in ("fab", "fab-t", "apgd", "apgd-ce", "apgd-dlr", "apgd-t")},
+    **{name: {"steps": 10} for name in ("fab", "fab-t", "apgd", "apgd-ce", "apgd-dlr", "apgd-t")},
     "autoattack": {"version": "rand"},  # the other versions take thousands of Square's queries
-    "square": {"queries": 100},
+    "square": {"queries": 40},
     "minimal": {"fab_steps": 10, "steps": 10, "bisections": 3},
 }
 ATTENDING = {

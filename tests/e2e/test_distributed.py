@@ -42,10 +42,10 @@ ONLY_TOGETHER = {"vit": ("accumulate=2",), "sharded": ("parallel=fsdp", "checkpo
 
 # The last run once more, as if it had been stopped a step before its end.
 SCRIPT = """
-import json, os, shutil, sys
+import json, os, shutil
 import torch.distributed as dist
 from bastion.training.trainer import train
-for folder, changes in json.loads(sys.argv[1]):
+for folder, changes in json.loads(os.environ["RUNS"]):
     train("base/micro", changes=tuple(changes), folder=folder)
 again = folder + "-again"
 if os.environ["RANK"] == "0":
@@ -57,28 +57,16 @@ train("base/micro", changes=tuple(changes), folder=again, resume=True)
 """
 
 
-def launch(*words: str, restarts: int = 0, **env: str) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run(
-        [*torchrun, f"--max-restarts={restarts}", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All ways, each trained by two processes; one launch, because starting takes longest."""
+def both(torchrun: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All ways, each trained by two processes."""
     folder = tmp_path_factory.mktemp("both")
     (folder / "script.py").write_text(SCRIPT)
     runs = [(str(folder / way), [*CHANGES, *WAYS[way], *ONLY_TOGETHER.get(way, ())]) for way in WAYS]
     plugins = folder / "plugins" / "objectives"
     plugins.mkdir(parents=True)
     shutil.copy(rival.__file__, plugins)
-    launch(str(folder / "script.py"), json.dumps(runs), BASTION_PLUGINS=str(plugins.parent))
+    torchrun(folder / "script.py", RUNS=json.dumps(runs), BASTION_PLUGINS=str(plugins.parent))
     return folder
 
 
@@ -164,7 +152,9 @@ def test_a_killed_process_starts_again_from_the_last_checkpoint(tmp_path: Path) 
     changes = [
         word for change in (*quick, "objective={name: killer, label_smoothing: 0.1}") for word in ("--set", change)
     ]
-    launch("-m", "bastion", "train", "base/micro", *changes, "--dir", str(tmp_path / "struck"), restarts=1, **env)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = ["-m", "bastion", "train", "base/micro", *changes, "--dir", str(tmp_path / "struck")]
+    subprocess.run([*launcher, *command], env={**os.environ, "OMP_NUM_THREADS": "1", **env}, check=True, timeout=240)
     assert Path(env["KILLED"]).exists()
     struck = Run(tmp_path / "struck")
     spared = train(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ import json, os, pathlib, signal, sys, time
 from bastion.cli import main
 from bastion.measuring.worker import Worker
 
-first, second = json.loads(sys.argv[1])
+first, second = json.loads(os.environ["COMMANDS"])
 
 def run(words):
     sys.argv = ["bastion", *words]
@@ -65,8 +63,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both measurements by two processes; one launch, because starting takes longest."""
+def together(model: Path, torchrun: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both measurements by two processes."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "script.py").write_text(SCRIPT)
     words = ["measure", str(model), "--limit", str(LIMITS["limit"]), "--batch-size", str(LIMITS["batch_size"])]
@@ -74,17 +72,8 @@ def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*words, "--until", str(UNTIL), "--dir", str(folder / "until")],
         [*words, "--dir", str(folder / "killed")],
     ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    result = subprocess.run(
-        [*torchrun, str(folder / "script.py"), json.dumps(commands)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DONE": str(folder / "done")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    (folder / "told").write_text(result.stdout)
+    told = torchrun(folder / "script.py", restarts=2, COMMANDS=json.dumps(commands), DONE=str(folder / "done"))
+    (folder / "told").write_text(told)
     return folder
 
 

@@ -133,7 +133,8 @@ def measured(bastion: Bastion, whole: Path, suite: Path, tmp_path_factory: pytes
 @pytest.mark.parametrize(
     ("number", "code", "workers"),
     [
-        (signal.SIGTERM, 143, "2"),
+        (signal.SIGTERM, 143, "1"),
+        pytest.param(signal.SIGTERM, 143, "2", marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, -9, "2", marks=pytest.mark.slow),
         (signal.SIGKILL, -9, "1"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from tests.torture import faults
 
-FAULTS = 16
+FAULTS = 12
 
 
 @pytest.mark.processes

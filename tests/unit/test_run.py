@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from tests.damage import complaints
 
 from bastion import BastionError, storage
 from bastion.recipe import Recipe
@@ -41,21 +41,9 @@ def _read(run: Run) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("name", ["recipe.yaml", "log.jsonl", "provenance.json"])
 def test_each_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, name: str) -> None:
     run = _run(tmp_path / "run")
-    before, content = _read(run), (run.folder / name).read_bytes()
-    bits = np.random.default_rng(0).integers(0, 8, len(content))
-    noticed: list[str] = []
-    for place, bit in enumerate(bits.tolist()):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << bit
-        (run.folder / name).write_bytes(damaged)
-        try:
-            after = _read(run)
-        except BastionError as error:
-            noticed.append(str(error))
-        else:
-            assert after == before, place
-    assert len(noticed) > 0.9 * len(content)
-    assert all(name in each and "\n" not in each for each in noticed)
+    found, tried = complaints(run.folder / name, lambda: _read(run), step=2)
+    assert len(found) > 0.9 * tried
+    assert all(name in each and "\n" not in each for each in found)
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "provenance.json"])

@@ -219,7 +219,7 @@ def test_a_survivor_takes_the_passes_of_the_table(version: Version, norm: Norm) 
         with journal.opened() as notes:
             member(model, batch, threat, seed=0)
         assert (notes.forwards, notes.backwards) == ({7: forwards}, {7: backwards}), member
-    if version == "rand":  # nothing new
+    if (version, norm) != ("standard", "linf"):  # nothing new
         return
     with journal.opened() as notes:
         x = Ensemble(members=members)(model, batch, threat, seed=0)
