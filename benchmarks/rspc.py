@@ -1,6 +1,6 @@
 """What a training step of RSPC costs beside standard training and TRADES, and picking patches beside an attack step.
 
-    python -m benchmarks.rspc                 # both models, about ten minutes
+    python -m benchmarks.rspc                 # three models, about ten minutes
     python -m benchmarks.rspc --models tiny/vit --write
 
 Times are of the processor, on one thread, per image: everything from a loaded batch to the weights after the step. The

@@ -33,7 +33,7 @@ WAYS = {
     ),
     "rival": ("objective={name: rival, norm: true, clip: 0.1}", "validate.attack=null", "optimizer.clip_grad=0.5"),
     "rspc": (
-        "objective={name: rspc, label_smoothing: 0.1, weight: 0.1, corruption_lr: 0.1, grad_scale: 1}",
+        "objective={name: rspc, label_smoothing: 0.1, weight: 0.1, corruption_lr: 0.1}",
         "validate.attack=null",
     ),
     "sharded": ("objective.attack={name: apgd-train, steps: 2}",),

@@ -100,10 +100,14 @@ class Classifier(nn.Module):
             raise BastionError(
                 f"model input: expected (B, {self.shape[0]}, H, W), got {tuple(x.shape)}; is this its kind of data?"
             )
-        if self.resize:
-            x = F.interpolate(x, self.size, mode=self.resize, align_corners=False)
-        logits: Tensor = self.network((x - self.mean) / self.std)
+        logits: Tensor = self.network((self.resized(x) - self.mean) / self.std)
         return logits if logits.dtype == torch.float64 else logits.float()  # also under autocast
+
+    def resized(self, x: Tensor) -> Tensor:
+        """The images at the network's size, if `resize` says how to interpolate them."""
+        if self.resize and x.shape[2:] != self.size:
+            x = F.interpolate(x, self.size, mode=self.resize, align_corners=False)
+        return x
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that the backbone excludes from weight decay, such as position embeddings."""

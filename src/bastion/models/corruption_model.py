@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bastion.errors import BastionError
 from bastion.models import checkpoint
 from bastion.models.load import locate
 from bastion.models.meta import meta
-from bastion.patches import Grid
+from bastion.patches import Grid, token_grid
 
 
 class CorruptionModel(nn.Module):
@@ -23,7 +24,7 @@ class CorruptionModel(nn.Module):
     For images of `shape` (C, H, W) with pixels in [0, 1]. 39,184 parameters at 224 pixels with patches of 16.
     """
 
-    def __init__(self, shape: tuple[int, int, int], patch_size: int) -> None:
+    def __init__(self, shape: Sequence[int], patch_size: int) -> None:
         super().__init__()
         channels, height, width = shape
         if patch_size < 1 or height % patch_size or width % patch_size:
@@ -52,13 +53,14 @@ class CorruptionModel(nn.Module):
             return self.grid.highest(self(x), self.grid.share(share))
 
 
-def keep_mask(scores: Tensor, grid: Grid, count: int, *, grad_scale: float = 1.0) -> Tensor:
+def keep_mask(scores: Tensor, grid: Grid, count: int, *, grad_scale: float = 1.0, processes: int = 1) -> Tensor:
     """(B, 1, H, W): 0 on the `count` patches of each image with the highest scores, 1 elsewhere.
 
     The gradient is a straight-through estimate (Hubara et al. 2016): a patch's mask is differentiated as if it were its
-    negative score. Times `grad_scale`, it is clipped to [-1, 1] for each patch.
+    negative score. Times `grad_scale`, it is clipped to [-1, 1] for each patch. Where `processes` average their
+    gradients, that of one is so many times the whole batch's, which is the one to clip.
     """
-    keep: Tensor = _Binarise.apply(scores, grid, count, grad_scale)  # type: ignore[no-untyped-call]
+    keep: Tensor = _Binarise.apply(scores, grid, count, grad_scale, processes)  # type: ignore[no-untyped-call]
     rows, columns = grid.shape
     tiles = keep.view(-1, 1, rows, 1, columns, 1).expand(-1, 1, rows, grid.size, columns, grid.size)
     return tiles.reshape(-1, 1, grid.height, grid.width)
@@ -66,14 +68,15 @@ def keep_mask(scores: Tensor, grid: Grid, count: int, *, grad_scale: float = 1.0
 
 class _Binarise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, grid: Grid, count: int, grad_scale: float) -> Tensor:
-        ctx.grad_scale = grad_scale
+    def forward(ctx: Any, scores: Tensor, grid: Grid, count: int, grad_scale: float, processes: int) -> Tensor:
+        ctx.grad_scale, ctx.processes = grad_scale, processes
         return torch.ones_like(scores).scatter(1, grid.highest(scores, count), 0.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        return -(ctx.grad_scale * gradient).clamp(-1, 1), None, None, None
+        clipped = (ctx.grad_scale / ctx.processes * gradient).clamp(-1, 1)
+        return -ctx.processes * clipped, None, None, None, None
 
 
 def load_corruption_model(name: str | Path) -> CorruptionModel:
@@ -82,7 +85,7 @@ def load_corruption_model(name: str | Path) -> CorruptionModel:
     `name` is a run, finished or not, or the folder of its model.
     """
     folder = locate(name)
-    shape, tensors = checkpoint.read_card(folder).shape, checkpoint.load_networks(folder)
+    (channels, *image), tensors = checkpoint.read_card(folder).shape, checkpoint.load_networks(folder)
     if not tensors:
         raise BastionError(
             f"{folder}: has no corruption model: its objective trained no network beside the model; give a run of the "
@@ -91,11 +94,13 @@ def load_corruption_model(name: str | Path) -> CorruptionModel:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
         with meta():  # so that a wrong card cannot make it allocate memory
-            model = CorruptionModel(shape, found["score.weight"][-1])
+            size, count = found["score.weight"][-1], found["mix.weight"][0]
+            rows, columns = token_grid(count, *image)  # of the images as the model resizes them
+            model = CorruptionModel((channels, rows * size, columns * size), size)
         model.load_state_dict(tensors, assign=True)
     except (BastionError, KeyError, RuntimeError) as error:
         raise BastionError(
             f"{folder}: the networks of its objective are no corruption model for images of "
-            f"{'×'.join(map(str, shape))}: {found}; give a run of the objective rspc"
+            f"{'×'.join(map(str, (channels, *image)))}: {found}; give a run of the objective rspc"
         ) from error
     return model.eval().requires_grad_(False)

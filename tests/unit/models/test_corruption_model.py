@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import QUICK
 from tests.rival import Rival  # noqa: F401  (registers itself)
+from torch import Tensor
 
 from bastion import BastionError
 from bastion.attacks.patch import PatchOcclusion
@@ -81,6 +82,23 @@ def test_the_gradient_goes_straight_through_with_the_sign_turned_and_clipped() -
     keep = keep_mask(scores, grid, 1, grad_scale=3.0)
     (slopes / 4 * keep.unfold(2, 2, 2).unfold(3, 2, 2).sum((1, 4, 5)).flatten(1)).sum().backward()
     assert scores.grad.tolist() == [[-1.0, 0.75, -1.0, 1.0]]  # scaled before it is clipped
+
+
+def test_processes_that_average_their_gradients_clip_that_of_the_whole_batch() -> None:
+    """Of the mean over four images, by one process or by two with two images each."""
+    grid, slopes = Grid(4, 4, 2), torch.tensor([[9.0, -9.0, 1.0, -1.0]] * 4, dtype=torch.float64)
+
+    def gradient(images: slice, processes: int) -> Tensor:
+        scores = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+        keep = keep_mask(scores[images], grid, 1, processes=processes)
+        per_patch = keep.unfold(2, 2, 2).unfold(3, 2, 2).sum((1, 4, 5)).flatten(1) / 4
+        (slopes[images] * per_patch).sum(1).mean().backward()
+        assert scores.grad is not None
+        return scores.grad
+
+    both = (gradient(slice(0, 2), 2) + gradient(slice(2, 4), 2)) / 2
+    assert torch.equal(both, gradient(slice(0, 4), 1))
+    assert both[0].tolist() == [-1, 1, -0.25, 0.25]
 
 
 def test_climbing_the_straight_through_gradient_occludes_what_harms_most() -> None:

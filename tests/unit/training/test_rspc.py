@@ -22,7 +22,7 @@ from bastion.training.build import set_up_objective
 from bastion.training.checkpoints import read_state
 from bastion.training.distributed import Processes
 from bastion.training.objectives.rspc import RSPC, alignment, default_patch_size
-from bastion.training.trainer import Trainer
+from bastion.training.trainer import Trainer, train
 from bastion.types import Batch, DataSet, Prepared, TrainingContext
 
 RECIPE = ("objective={name: rspc, label_smoothing: 0.1}", "optimizer.clip_grad=null")
@@ -232,7 +232,6 @@ def test_alignment_is_zero_where_nothing_is_occluded(model: Classifier, batch: B
         ([(56, 56, 96), (28, 28, 192), (14, 14, 384), (7, 7, 768)], (3, 224, 224), 16),  # Swin, channels last
         ([(56, 56, 96), (28, 28, 192)], (3, 224, 224), 8),
         ([(96, 14, 14)], (3, 224, 224), 16),  # CoAtNet, channels first
-        ([(197, 384)], (3, 32, 32), 2),  # 32 pixels brought to 224: tokens of 16/7 pixels
         ([(65, 96)], (3, 32, 32), 4),
         ([(66, 96)], (3, 32, 32), 4),  # with a register
         ([(96, 96)], (3, 32, 48), 4),  # 8 × 12
@@ -243,6 +242,18 @@ def test_patches_are_the_tokens_by_default(
     outputs: list[tuple[int, ...]], shape: tuple[int, int, int], size: int
 ) -> None:
     assert default_patch_size(outputs, shape) == size
+
+
+def test_images_that_the_model_resizes_are_occluded_at_its_size(tmp_path: Path) -> None:
+    """As in the paper, which trains on CIFAR at 224 pixels: patches are tokens, and their noise is not interpolated."""
+    model = "model={name: vit/micro, stem: [4, 8, 16, 16], img_size: 64, patch_size: 16, depth: 1}"
+    trainer = _trainer(tmp_path / "run", model, "resize=bicubic", "objective.patches=random")
+    prepared = trainer.objective.prepare(trainer.model, next(trainer.batches()), progress=1.0, seed=0)
+    changed = (prepared.x != prepared.clean.x).any(1)
+    assert changed.shape[1:] == (64, 64)
+    assert (changed.unfold(1, 16, 16).unfold(2, 16, 16).float().mean((3, 4)) > 0.99).sum((1, 2)).eq(2).all()  # of 16
+    run = train("base/micro", changes=(*QUICK, *RECIPE, model, "resize=bicubic"), folder=tmp_path / "learned")
+    assert load_corruption_model(run.folder).choose(torch.rand(1, 3, 64, 64), 0.1).shape == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Literal, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
 from bastion.forward import check_gradient, in_mode
+from bastion.models.classifier import Classifier
 from bastion.models.corruption_model import CorruptionModel, keep_mask
 from bastion.patches import token_grid
 from bastion.settings import AtLeastOne, NotNegative, Positive, SettingsError, Share, Smoothing, settings
@@ -35,7 +37,7 @@ class RSPC(Objective):
     weight: NotNegative = 5e-3  # λ
     rho: Share = 0.1
     patches: Literal["learned", "random"] = "learned"
-    patch_size: AtLeastOne | None = None  # pixels of the data; None: as the model's tokens
+    patch_size: AtLeastOne | None = None  # pixels, of the images at the network's size; None: as the model's tokens
     fill: Literal["noise", "zero"] = "noise"
     minimize: Term = "alignment"  # "cross-entropy": ½ CE(x) + ½ CE(x̂) instead
     maximize: Term | None = None  # by the corruption model; None: the same term
@@ -50,7 +52,9 @@ class RSPC(Objective):
             raise SettingsError("rspc", ("maximize",), "random patches maximize nothing; leave it out")
 
     def setup(self, context: TrainingContext) -> None:
-        model, shape = context.model, context.data.shape
+        model = context.model
+        self._resized: Callable[[Tensor], Tensor] = model.resized if isinstance(model, Classifier) else nn.Identity()
+        _, *shape = self._resized(torch.zeros(1, *context.data.shape)).shape
         attending = _attention_outputs(model, shape)
         aligns = "alignment" in (self.minimize, self.maximize)
         if not attending and (aligns or self.patch_size is None):
@@ -75,7 +79,8 @@ class RSPC(Objective):
         )
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
-        """Images of the filling (noise or black); with random patches, the occluded images."""
+        """Images of the filling (noise or black); with random patches, the occluded images. At the network's size."""
+        batch = batch._replace(x=self._resized(batch.x))
         x = torch.zeros_like(batch.x)
         if self.fill == "noise":
             x = rng.uniform(seed, batch.index, "rspc noise", batch.x.shape[1:], dtype=batch.x.dtype)
@@ -89,7 +94,9 @@ class RSPC(Objective):
         x, y, occluded = prepared.clean.x, prepared.clean.y, prepared.x
         keep = used = None
         if self.networks is not None:
-            keep = keep_mask(self.networks(x), self._grid, self._grid.share(self.rho), grad_scale=self.grad_scale)
+            count, processes = self._grid.share(self.rho), dist.get_world_size() if dist.is_initialized() else 1
+            scores = self.networks(x)
+            keep = keep_mask(scores, self._grid, count, grad_scale=self.grad_scale, processes=processes)
             used = keep if self.maximize in (None, self.minimize) else keep.detach().requires_grad_()
             occluded = used * x + (1 - used) * occluded  # Eq. 1
         with cast(Tapped, model).tap("blocks") if self._aligned else nullcontext(Taps()) as taps:
@@ -115,8 +122,8 @@ def alignment(outputs: Iterable[Tensor]) -> Tensor:
     return torch.stack([F.mse_loss(clean, corrupted) for clean, corrupted in halves]).mean()
 
 
-def default_patch_size(outputs: Sequence[Sequence[int]], shape: tuple[int, int, int]) -> int:
-    """The patch size, in pixels of the data, that tiles the image and is nearest to the size of the model's tokens.
+def default_patch_size(outputs: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
+    """The patch size in pixels that tiles the image and is nearest to the size of the model's tokens.
 
     Tokens are those of the first attention block with at most `MOST_PATCHES` of them, given the shapes of the blocks'
     outputs: a ViT's own patches, and patches of 16 pixels for Swin at 224.
@@ -137,7 +144,7 @@ def _grid(output: Sequence[int], height: int, width: int) -> tuple[int, int]:
     return (second, third) if second * width == third * height else (first, second)
 
 
-def _attention_outputs(model: nn.Module, shape: tuple[int, int, int]) -> dict[str, Tensor]:
+def _attention_outputs(model: nn.Module, shape: Sequence[int]) -> dict[str, Tensor]:
     """The output of each block with self-attention, for two images of this shape."""
     if not isinstance(model, Tapped):
         return {}
