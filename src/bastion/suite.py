@@ -133,7 +133,8 @@ class Case:
 
 class Suite(Section):
     about: str = ""  # its first line is what `bastion list suites` says
-    paper: str = ""  # whose protocol it is: recipes of this paper have published numbers by the suite's labels
+    # Whose protocol it is: recipes of these papers have published numbers by the suite's labels.
+    paper: str | tuple[str, ...] = ()
     adapt_size: bool = False  # fit the model to variants of another size: position embeddings are interpolated
     axes: dict[str, Axis] = Field(default_factory=dict)  # settings that take several values, by a name for `--set`
     data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on

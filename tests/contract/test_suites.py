@@ -135,10 +135,10 @@ def test_given_masks_are_those_of_the_figures(suite: str, size: int) -> None:
     ("suite", "paper", "absent"),
     [
         ("debenedetti2022", "xcit", {"hours"}),
-        ("tang2022", "generalization", {"corruptions"}),
+        ("tang2022", "generalization", {"mean corruption accuracy"}),  # of the suite cifar10-c
         ("singh2023", "convstem", set()),
         ("wang2022", "cauchy", set()),
-        ("guo2023", "rspc", {"corruptions", "imagenet-a", "mce", "mce-no-noise", "mfr"}),
+        ("guo2023", "rspc", {"mean corruption accuracy", "imagenet-a", "mCE", "mCE without noise", "mFR"}),
     ],
 )
 def test_labels_are_the_columns_of_the_papers_tables(suite: str, paper: str, absent: set[str]) -> None:
@@ -148,6 +148,18 @@ def test_labels_are_the_columns_of_the_papers_tables(suite: str, paper: str, abs
         columns |= (source.expected(name) or {}).keys() - {"source", "note"}
     assert chosen.paper == source.cite
     assert columns - {*chosen.probes, *chosen.aggregates} == absent
+
+
+def test_corruptions_of_the_papers_are_measured_by_the_suites_of_the_published_data() -> None:
+    for suite, paper, columns in (
+        ("cifar10-c", "generalization", {"mean corruption accuracy"}),
+        ("cifar10-c", "rspc", {"mean corruption accuracy"}),
+        ("imagenet-c", "rspc", {"mCE", "mCE without noise"}),
+    ):
+        chosen, source = load_suite(suite), read_paper(PAPERS / f"{paper}.yaml")
+        assert source.cite in chosen.paper
+        assert columns <= chosen.aggregates.keys()
+        assert any(columns <= (source.expected(name) or {}).keys() for name in source.rows)
 
 
 def test_worst_cases_are_declared_over_exactly_the_attacks() -> None:

@@ -18,9 +18,10 @@ def published(
     """
     expect: Mapping[str, Any] = (recipe or {}).get("expect") or {}
     source = str(expect.get("source", ""))
-    if recipe is None or not suite.paper or not source.endswith(f" of {suite.paper}"):
+    papers = (suite.paper,) if isinstance(suite.paper, str) else suite.paper
+    if recipe is None or not any(source.endswith(f" of {paper}") for paper in papers):
         return None
-    if (recipe["data"]["name"], "test") != (data["name"], data["split"]):
+    if data["split"] != "test" or recipe["data"]["name"] != data["name"].removesuffix("-c"):  # as in cifar10-c
         return None
     trained = recipe["objective"].get("threat")
     labels = [case.label for case in cases if trained is None or _is_at(case, trained)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ SUITE: dict[str, Any] = {
 
 @pytest.fixture
 def ask(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> Any:
-    def ask(expect: dict[str, Any], data: str = "tiny", **options: Any) -> Facts:
+    def ask(expect: dict[str, Any], data: str = "tiny", measured: DataSet = tiny_data, **options: Any) -> Facts:
         objective = {"name": "adversarial", "threat": {"norm": "linf", "eps": 8 / 255}, "attack": "fgsm"}
         recipe = Recipe.model_validate({"data": data, "model": "vit/micro", "objective": objective, "expect": expect})
         create_run(tmp_path / "run", 0, recipe)
-        return measure(tiny_model, tiny_data, **{"suite": SUITE, "folder": tmp_path / "run", "limit": 8, **options})
+        return measure(tiny_model, measured, **{"suite": SUITE, "folder": tmp_path / "run", "limit": 8, **options})
 
     return ask
 
@@ -48,6 +49,15 @@ def test_published_numbers_stand_in_the_last_column_and_in_the_file(ask: Any) ->
     (stored,) = read_measurements(open_run(facts.run.folder))
     assert stored.about.published is not None
     assert stored.about.published.numbers == {"clean": 0.7876, "pgd": 0.46, "worst": 0.29}
+
+
+def test_several_papers_may_have_one_protocol(ask: Any) -> None:
+    assert _printed(ask(EXPECT, suite={**SUITE, "paper": ["C. 2023", "A. and B. 2022"]}))[0] == "clean 78.8"
+
+
+def test_corrupted_images_are_of_the_data_that_the_run_was_trained_on(ask: Any, tiny_data: DataSet) -> None:
+    corrupted = replace(tiny_data, name="tiny-c")
+    assert _printed(ask(EXPECT, measured=corrupted))[0] == "clean 78.8"
 
 
 def test_a_radius_that_was_not_trained_with_has_no_published_number(ask: Any) -> None:
