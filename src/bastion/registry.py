@@ -3,8 +3,8 @@
     attacks = Registry("attack", __name__, Attack)        # in bastion/attacks/__init__.py
 
     @attacks.register("pgd")                               # in bastion/attacks/pgd.py
-    @dataclass(frozen=True)
-    class PGD: ...
+    @settings
+    class PGD(Attack): ...
 
     attacks.build({"name": "pgd", "steps": 20})            # from a recipe; every value is checked
 

@@ -7,7 +7,7 @@ tensorboard/         the same numbers for TensorBoard
 checkpoints/         training state, the last few
 model/               weights and card; networks that the objective trained beside the model
 epochs/              models of single epochs, if they are compared after training
-facts/               one folder per probe, one file per block of examples
+facts/               by model and data, and by probe: one file per batch of examples until all are measured, then one
 measurements/        the probes of each measured suite
 
 Recipe and log carry checksums that include the run's id, so that damage and files of another run are detected. Runs

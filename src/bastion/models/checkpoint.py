@@ -191,7 +191,7 @@ def load(folder: Path, network: nn.Module | None = None) -> Classifier:
         model = make().eval()
     model.load_state_dict(read_tensors(path))
     if digest(model) != card.weights:
-        raise BastionError(f"{path}: damaged, or not the weights that the card tells of; get both again")
+        raise BastionError(f"{path}: damaged, or not the weights of this card; get both again")
     _check_use(model, card, folder)
     return model
 
@@ -214,7 +214,7 @@ def load_networks(folder: Path) -> dict[str, Tensor]:
     path = weights_file(folder, named)
     tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}  # not memory-mapped
     if digest_tensors(tensors) != named:
-        raise BastionError(f"{path}: damaged, or not the networks that the card tells of; get both again")
+        raise BastionError(f"{path}: damaged, or not the networks of this card; get both again")
     return tensors
 
 

@@ -292,8 +292,8 @@ def _check(state: State, own: Mapping[str, Tensor], path: Path) -> None:
     if not (missing or unknown or shapes):
         return
     parts = [
-        f"{len(names)} {what}: {told}"
-        for names, what, told in (
+        f"{len(names)} {what}: {listed}"
+        for names, what, listed in (
             (missing, "that the model needs are missing", _some(missing)),
             (unknown, "are unknown to it", ", ".join(unknown)),  # all of them, however many
         )

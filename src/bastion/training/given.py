@@ -54,7 +54,7 @@ def recipe_for(
     parts = {"model": model, "data": data, "objective": objective, "epochs": epochs}
     if isinstance(recipe, Recipe):
         if changes or any(part is not None for part in parts.values()):
-            raise BastionError("train: `changes` and parts go with the name of a recipe; a Recipe is what it is")
+            raise BastionError("train: `changes` and parts are not for a Recipe object; pass its name or a mapping")
         return recipe, Given()
     if recipe is None and (model is None or data is None):
         raise BastionError("train: give the name of a recipe (see `bastion list recipes`), or model=… and data=…")

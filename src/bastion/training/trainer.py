@@ -309,8 +309,8 @@ class Trainer:
             loaded = f"weights of {name} ({checkpoint.digest(source)[:16]}): {done}"
             note(self.run, self.step, loaded, init=done.as_dict())
             if not (torch.equal(source.mean, self.model.mean) and torch.equal(source.std, self.model.std)):
-                told = f"{name} normalises images otherwise: its features will not be what they were"
-                note(self.run, self.step, told)
+                message = f"{name} normalises images otherwise: its features will not be what they were"
+                note(self.run, self.step, message)
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:

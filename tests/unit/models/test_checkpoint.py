@@ -116,7 +116,7 @@ def test_a_flipped_bit_is_noticed(saved: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BastionError, match="damaged, or not the weights that the card tells of"):
+    with pytest.raises(BastionError, match="damaged, or not the weights of this card"):
         load(saved)
 
 

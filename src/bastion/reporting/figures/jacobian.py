@@ -147,8 +147,8 @@ def _cells(row: Row, case: MeasuredCase, columns: Sequence[str]) -> list[str]:
 
 def estimate_cell(found: Estimate, spread: str = "") -> Markup:
     """A mean, with its standard deviation if given, above its interval and n."""
-    told = f"{quantity(found.value)} ({spread})" if spread else quantity(found.value)
-    return Markup("{}<small>{} to {}, n = {}</small>").format(told, quantity(found.low), quantity(found.high), found.n)
+    value = f"{quantity(found.value)} ({spread})" if spread else quantity(found.value)
+    return Markup("{}<small>{} to {}, n = {}</small>").format(value, quantity(found.low), quantity(found.high), found.n)
 
 
 def _distances(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
