@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +21,14 @@ from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measu
 from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run
-from bastion.suite import CORRECT
+from bastion.suite import CORRECT, load_suite
 
 Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "study"]
 _ORDER: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean", "errors", "study")
 _ROBUST: tuple[Kind, ...] = ("worst", "attack", "corruption", "mean")  # candidates to sort by, in order of preference
 CATEGORIES = ("CNN", "Transformer", "hybrid")  # that families declare
 AUTOATTACK = ("apgd-ce", "apgd-t", "fab-t", "square")  # members of its standard version
+CORRUPTED = ("cifar10-c", "cifar100-c", "imagenet-c")  # data sets with the published files
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Column:
     spec: str = ""  # of the probe, in the format of a suite; for a study, the meaning of the number
     norms: tuple[str, ...] = ()
     eps: float | None = None
-    is_autoattack: bool = False
+    is_autoattack: bool = False  # its standard version, against the model itself on unchanged images
+    is_published_corruptions: bool = False  # mean over all types and severities of the published files
 
     @property
     def name(self) -> str:
@@ -180,13 +183,14 @@ def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
     many = set(corrupted) if len(corrupted) > 1 else set()
     found = [(_of_case(case, keys[label]), numbers[label]) for label, case in cases.items() if label not in many]
     found += [
-        (_of_aggregate(name, each, cases, keys), numbers[name])
+        (_of_aggregate(name, each, cases, keys, about), numbers[name])
         for name, each in about.aggregates.items()
         if set(each.members) <= cases.keys() and not is_one_corruption(each.members, cases)
     ]
     declared = [set(each.members) for each in about.aggregates.values() if each.kind == "mean" and each.is_accuracy]
     if many and many not in declared:
-        found.append((_of_corruptions(corrupted, keys), _mean([numbers[label] for label in corrupted])))
+        mean = _mean([numbers[label] for label in corrupted])
+        found.append((_of_corruptions(corrupted, cases, keys, about), mean))
     return found + _of_studies(about)
 
 
@@ -212,12 +216,16 @@ def _of_case(case: MeasuredCase, key: str) -> Column:
         spec=yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, width=10**6).strip(),
         norms=(case.threat.norm,) if case.threat else (),
         eps=case.threat.eps if case.threat else None,
-        is_autoattack=case.members == AUTOATTACK,
+        is_autoattack=case.members == AUTOATTACK and case.spec.get("name") == "adversarial" and not case.data,
     )
 
 
 def _of_aggregate(
-    name: str, aggregate: MeasuredAggregate, cases: Mapping[str, MeasuredCase], keys: Mapping[str, str]
+    name: str,
+    aggregate: MeasuredAggregate,
+    cases: Mapping[str, MeasuredCase],
+    keys: Mapping[str, str],
+    about: Measurement,
 ) -> Column:
     members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
     roles = {cases[label].role for label in aggregate.members}
@@ -231,6 +239,7 @@ def _of_aggregate(
         title=name,
         about=_members(list(aggregate.members)),
         norms=tuple(norms),
+        is_published_corruptions=kind == "corruption" and _is_published(aggregate.members, cases, about),
     )
 
 
@@ -248,9 +257,28 @@ def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
     return found
 
 
-def _of_corruptions(labels: Sequence[str], keys: Mapping[str, str]) -> Column:
+def _of_corruptions(
+    labels: Sequence[str], cases: Mapping[str, MeasuredCase], keys: Mapping[str, str], about: Measurement
+) -> Column:
     key = storage.fingerprint(["mean", CORRECT, sorted((keys[label], 1.0) for label in labels)])
-    return Column(key, "corruption", CORRUPTIONS, _members(labels))
+    published = _is_published(labels, cases, about)
+    return Column(key, "corruption", CORRUPTIONS, _members(labels), is_published_corruptions=published)
+
+
+def _is_published(labels: Iterable[str], cases: Mapping[str, MeasuredCase], about: Measurement) -> bool:
+    """Whether these are the accuracies on the 15 types and 5 severities of CIFAR-10-C, each once."""
+    chosen = [cases[label] for label in labels]
+    return (
+        about.data["name"] in CORRUPTED
+        and all(case.spec == {"name": "accuracy"} for case in chosen)
+        and sorted(storage.fingerprint(case.data) for case in chosen) == _published_variants()
+    )
+
+
+@functools.cache
+def _published_variants() -> list[str]:
+    cases = load_suite("cifar10-c").cases()
+    return sorted(storage.fingerprint(case.data) for case in cases if case.role == "corruption")
 
 
 def _members(labels: Sequence[str]) -> str:

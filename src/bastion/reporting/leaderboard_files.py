@@ -13,9 +13,9 @@ from typing import Any
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.reporting.boards import Board, Column, Entry, cell
+from bastion.reporting.published_rows import DATA, NORMS, robustbench_name, same_radius
 from bastion.suite import written
 
-_THREATS = {"linf": "Linf", "l2": "L2"}  # those RobustBench has folders for
 _UNKNOWN = ("link", "name", "authors", "additional_data", "number_forward_passes", "dataset", "venue", "architecture",
             "eps", "clean_acc", "reported")  # fmt: skip
 
@@ -49,47 +49,64 @@ def plain(text: Any) -> Any:
 
 
 def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
-    """Write `DATA/Linf/MODEL.json` of models with AutoAttack, `DATA/corruptions/MODEL.json` with a corruption mean.
+    """Write `DATA/Linf/MODEL.json` of models with AutoAttack, `DATA/corruptions/MODEL.json` with CIFAR-10-C's mean.
 
-    Fields that only the authors know are null. Other fields of an existing file are kept.
+    Only numbers on test images are written. Fields that only the authors know are null. Other fields of an existing
+    file are kept.
     """
-    written_files = []
-    for board in boards:
+    found: dict[Path, tuple[int, dict[str, Any]]] = {}
+    for board in (each for each in boards if each.data["split"] == "test"):
         for entry in (each for each in board.entries if not each.published):
-            for threat, content in _model_infos(board, entry).items():
-                path = folder / _file_name(board.data["name"]) / threat / f"{_file_name(entry.model)}.json"
-                storage.write_text(path, json.dumps(_updated(path, content), indent=2, ensure_ascii=False) + "\n")
-                written_files.append(path)
-    return written_files
+            for threat, column in _robustbench_columns(board, entry).items():
+                path = folder / _file_name(robustbench_name(board)) / threat / f"{_file_name(entry.model)}.json"
+                n = entry.numbers[column.key].n
+                if path not in found or n > found[path][0]:  # measured on other images of the data set too
+                    found[path] = n, _model_info(board, entry, column)
+    for path, (_, content) in found.items():
+        storage.write_text(path, json.dumps(_updated(path, content), indent=2, ensure_ascii=False) + "\n")
+    return list(found)
 
 
-def _model_infos(board: Board, entry: Entry) -> dict[str, dict[str, Any]]:
-    """Return the contents of the files by RobustBench's name of the threat."""
-    infos = {}
-    for column in board.columns_of("attack", "corruption"):
-        number = entry.numbers.get(column.key)
-        threat = _THREATS.get(column.norms[0]) if column.is_autoattack else None
-        if number is None or not (threat or column.kind == "corruption"):
-            continue
-        field = "autoattack_acc" if threat else "corruptions_acc"
-        infos[threat or "corruptions"] = _known(board, entry, column) | {
-            field: _percent(number.value),
-            "footnote": f"Measured on {number.n} images of the {board.data['split']} split.",
-            "unreliable": bool(entry.doubts),
-        }
-    return infos
+def _robustbench_columns(board: Board, entry: Entry) -> dict[str, Column]:
+    """Return the columns to write by RobustBench's name of the threat.
+
+    Of several radii it is the one that RobustBench lists, else the smallest.
+    """
+    columns = [column for column in board.columns if column.key in entry.numbers]
+
+    def order(column: Column) -> tuple[bool, float, int]:
+        return not same_radius(column.eps, _listed_radius(board, column)), column.eps or 0, -entry.numbers[column.key].n
+
+    found = {}
+    for threat, norm in NORMS.items():
+        if attacked := [column for column in columns if column.is_autoattack and column.norms == (norm,)]:
+            found[threat] = min(attacked, key=order)
+    if corrupted := [column for column in columns if column.is_published_corruptions]:
+        found["corruptions"] = min(corrupted, key=order)
+    return found
 
 
-def _known(board: Board, entry: Entry, column: Column) -> dict[str, Any]:
-    clean = entry.clean.get(column.key)
-    known = {
+def _listed_radius(board: Board, column: Column) -> float | None:
+    """Return the radius of RobustBench's leaderboard for this data set and norm, if it has one."""
+    listed = DATA.get(robustbench_name(board))
+    return listed.radii.get(column.norms[0]) if listed and column.norms else None
+
+
+def _model_info(board: Board, entry: Entry, column: Column) -> dict[str, Any]:
+    number, clean = entry.numbers[column.key], entry.clean.get(column.key)
+    listed = _listed_radius(board, column)
+    other = listed is not None and not same_radius(column.eps, listed)
+    footnote = f"Measured on {number.n} images of the {board.data['split']} split."
+    return dict.fromkeys(_UNKNOWN) | {
         "name": entry.model,
-        "dataset": board.data["name"],
+        "dataset": robustbench_name(board),
         "architecture": entry.architecture,
         "eps": written(column.eps) if column.eps is not None else None,
         "clean_acc": _percent(clean.value) if clean else None,
+        "autoattack_acc" if column.is_autoattack else "corruptions_acc": _percent(number.value),
+        "footnote": f"{footnote} RobustBench lists eps {written(listed)}." if other else footnote,
+        "unreliable": bool(entry.doubts),
     }
-    return dict.fromkeys(_UNKNOWN) | known
 
 
 def _percent(fraction: float) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, wilson
@@ -14,8 +14,21 @@ from bastion.recipe_yaml import read_value
 from bastion.reporting.boards import Board, Column, Entry, ranked
 
 NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
-# By RobustBench's name of the data set: the number of images, and its names in bastion.
-DATA = {"cifar10": (10_000, {"cifar10"}), "cifar100": (10_000, {"cifar100"}), "imagenet": (5_000, {"imagenet-val"})}
+
+
+class Listed(NamedTuple):
+    """A data set of RobustBench."""
+
+    n: int
+    names: tuple[str, ...]  # in bastion
+    radii: dict[str, float]  # of its leaderboards, by norm
+
+
+DATA = {
+    "cifar10": Listed(10_000, ("cifar10", "cifar10-c"), {"linf": 8 / 255, "l2": 0.5}),
+    "cifar100": Listed(10_000, ("cifar100", "cifar100-c"), {"linf": 8 / 255}),
+    "imagenet": Listed(5_000, ("imagenet-val", "imagenet-c"), {"linf": 4 / 255}),
+}
 
 
 def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], list[str]]:
@@ -47,7 +60,7 @@ class _Info:
         self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
 
     def entry(self, clean: Sequence[Column], attacked: Column) -> Entry:
-        n = DATA[self.dataset][0]
+        n = DATA[self.dataset].n
         numbers = {attacked.key: _estimate(self.robust, n)} | {each.key: _estimate(self.clean, n) for each in clean[:1]}
         return Entry(
             model=f"{self.path.stem} (published)",
@@ -66,10 +79,20 @@ def _estimate(share: float, n: int) -> Estimate:
 
 def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[Entry]:
     for info in infos:
-        if board.data["split"] == "train" or board.data["name"] not in DATA.get(info.dataset, (0, set()))[1]:
+        if board.data["split"] == "train" or info.dataset not in DATA or robustbench_name(board) != info.dataset:
             continue
         for column in board.columns_of("attack"):
-            same = column.norms == (info.norm,) and math.isclose(column.eps or 0.0, info.eps, rel_tol=1e-4)
+            same = column.norms == (info.norm,) and same_radius(column.eps, info.eps)
             if column.is_autoattack and same and math.isfinite(info.robust):
                 yield info.entry(board.columns_of("clean"), column)
                 break
+
+
+def robustbench_name(board: Board) -> str:
+    """Return RobustBench's name of the board's data set; bastion's if RobustBench does not have it."""
+    name = board.data["name"]
+    return next((theirs for theirs, listed in DATA.items() if name in listed.names), name)
+
+
+def same_radius(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and math.isclose(one, other, rel_tol=1e-4)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,15 @@ from tests.many_models import DATA, make_run, summarize
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.intervals import wilson
-from bastion.measuring.measurement import MeasuredAggregate
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat
 from bastion.measuring.runner import measure
 from bastion.measuring.store import FactStore
 from bastion.models import Classifier
 from bastion.reporting.boards import Board, cell, read_boards
 from bastion.reporting.leaderboard import leaderboard
 from bastion.reporting.leaderboard_files import write_csv, write_robustbench
-from bastion.run import create_run
+from bastion.run import Run, create_run
+from bastion.suite import load_suite
 from bastion.types import DataSet
 
 EVIL = "<script>alert('x')</script>"
@@ -310,6 +312,115 @@ def test_robustbench_is_given_no_other_attack_as_autoattack(tmp_path: Path) -> N
     attacked(tmp_path / "a", steps=10)
     boards, _ = read_boards(tmp_path)
     assert write_robustbench(boards, tmp_path / "info") == []
+
+
+def attacked_by_autoattack(run: Run, robust: dict[float, float], **change: Any) -> None:
+    """AutoAttack at linf: accuracies by radius."""
+    cases, summary = [], {}
+    for eps, share in robust.items():
+        threat = MeasuredThreat(norm="linf", eps=eps)
+        spec = {"name": "adversarial", "threat": threat.model_dump(), "attack": {"name": "autoattack"}}
+        said = {"label": f"autoattack eps={eps}", "kind": "probes", "role": "attack", "n": 1000, "spec": spec}
+        said |= {"store": f"identity/{storage.fingerprint([spec, change])}", "threat": threat, "columns": ("correct",)}
+        said |= {"members": ("apgd-ce", "apgd-t", "fab-t", "square")}
+        cases.append(MeasuredCase(**said | change))
+        summary[cases[-1].label] = wilson(round(1000 * share), 1000)
+    summarize(run, 0.9, {}, cases=tuple(cases), aggregates={}, summary=summary)
+
+
+def exported(folder: Path) -> dict[str, dict[str, Any]]:
+    boards, _ = read_boards(folder)
+    files = write_robustbench(boards, folder / "info")
+    return {path.relative_to(folder / "info").as_posix(): json.loads(path.read_text()) for path in files}
+
+
+def test_robustbench_is_given_numbers_on_test_images_only(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    summarize(run, 0.8, {"autoattack linf": 0.30})
+    summarize(run, 0.9, {"autoattack linf": 0.77}, data=DATA["cifar10"] | {"split": "train", "digest": "7ra1"})
+    ((path, info),) = exported(tmp_path).items()
+    assert (path, info["autoattack_acc"]) == ("cifar10/Linf/a.json", "30.00")
+
+
+def test_of_two_samples_of_the_data_set_robustbench_is_given_the_larger(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    summarize(run, 0.8, {"autoattack linf": 0.30}, n=1000)
+    summarize(run, 0.8, {"autoattack linf": 0.50}, n=100, data=DATA["cifar10"] | {"digest": "5ub5e7"})
+    boards, _ = read_boards(tmp_path)
+    for order in (boards, boards[::-1]):
+        (path,) = write_robustbench(order, tmp_path / "info")
+        assert json.loads(path.read_text())["autoattack_acc"] == "30.00"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"name": "transfer", "source": "zoo/x", "attack": {"name": "autoattack"}}},
+        {"data": {"corruption": "fog", "severity": 3}},
+    ],
+    ids=["transfer", "corrupted images"],
+)
+def test_autoattack_against_another_model_or_on_other_images_is_not_robustbenchs(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    attacked_by_autoattack(make_run(tmp_path / "runs" / "a"), {8 / 255: 0.6}, **change)
+    assert exported(tmp_path / "runs") == {}
+    said = {"dataset": "cifar10", "eps": "8/255", "clean_acc": "93.24", "autoattack_acc": "72.08"}
+    storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "Other2024.json", json.dumps(said))
+    ((board,), _) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
+    assert [entry.model for entry in board.entries] == ["a"]
+
+
+def test_of_several_radii_robustbench_is_given_its_own_else_the_smallest_with_a_note(tmp_path: Path) -> None:
+    attacked_by_autoattack(make_run(tmp_path / "own"), {4 / 255: 0.6, 8 / 255: 0.4, 16 / 255: 0.1})
+    attacked_by_autoattack(make_run(tmp_path / "other"), {16 / 255: 0.1, 4 / 255: 0.6})
+    infos = exported(tmp_path)
+    own, other = infos["cifar10/Linf/own.json"], infos["cifar10/Linf/other.json"]
+    assert (own["eps"], own["autoattack_acc"]) == ("8/255", "40.00")
+    assert own["footnote"] == "Measured on 1000 images of the test split."
+    assert (other["eps"], other["autoattack_acc"]) == ("4/255", "60.00")
+    assert other["footnote"] == "Measured on 1000 images of the test split. RobustBench lists eps 8/255."
+
+
+def measured_corruptions(run: Run, suite: str, data: str) -> None:
+    """What a shipped suite leaves: 55 % under all corruptions, 66 % under those without noise."""
+    loaded = load_suite(suite)
+    cases = [
+        MeasuredCase(
+            label=case.label, kind="probes", role=case.role or "clean", n=1000, spec={"name": "accuracy"}, at=case.at,
+            store=f"identity/{storage.fingerprint([data, case.data])}", data=case.data, columns=("correct",),
+        )
+        for case in loaded.cases()
+    ]  # fmt: skip
+    kinds = {name: each.kind for name, each in loaded.aggregates.items()}
+    aggregates = {name: MeasuredAggregate(kind=kind, members=loaded.members(name)) for name, kind in kinds.items()}
+    shares = {case.label: 0.11 if "noise" in case.label else 0.66 for case in cases} | dict.fromkeys(aggregates, 0.66)
+    shares |= {"clean": 0.9, "mean corruption accuracy": 0.55}
+    summary = {label: wilson(round(1000 * share), 1000) for label, share in shares.items()}
+    said = {"cases": tuple(cases), "aggregates": aggregates, "summary": summary}
+    summarize(run, 0.9, {}, data=DATA["cifar10"] | {"name": data}, **said)
+
+
+@pytest.mark.parametrize(
+    ("suite", "data", "name"), [("cifar10-c", "cifar10-c", "cifar10"), ("imagenet-c", "imagenet-c", "imagenet")]
+)
+def test_robustbench_is_given_the_mean_over_all_published_corruptions(
+    tmp_path: Path, suite: str, data: str, name: str
+) -> None:
+    measured_corruptions(make_run(tmp_path / "a"), suite, data)
+    ((path, info),) = exported(tmp_path).items()
+    assert path == f"{name}/corruptions/a.json"
+    assert (info["dataset"], info["corruptions_acc"], info["clean_acc"]) == (name, "55.00", "90.00")
+    assert (info["eps"], info["footnote"]) == (None, "Measured on 1000 images of the test split.")
+
+
+@pytest.mark.parametrize(
+    ("suite", "data"), [("corruptions", "cifar10"), ("cifar10-c", "cifar10"), ("corruptions-extra", "cifar10-c")]
+)
+def test_other_corruptions_are_not_robustbenchs(tmp_path: Path, suite: str, data: str) -> None:
+    """Those made on the fly are other images, with frost_proc also of another type."""
+    measured_corruptions(make_run(tmp_path / "a"), suite, data)
+    assert exported(tmp_path) == {}
 
 
 def test_what_was_really_measured_is_listed(tmp_path: Path, tiny_model: Classifier, tiny_data: DataSet) -> None:
