@@ -56,7 +56,7 @@ class Facts:
     kept: Mapping[str, dict[str, Column]] | None = field(default=None, repr=False)  # pictures; None: they are in files
 
     def __repr__(self) -> str:
-        numbers = ", ".join(f"{name} {100 * each.value:.2f} %" for name, each in self.numbers().items())
+        numbers = ", ".join(f"{name} {value} {interval}" for name, _, value, interval in table.numbers(self))
         return f"<{self.about.model} on {self.about.data['name']}, n = {self.n}: {numbers or 'no accuracies'}>"
 
     def in_memory(self) -> Facts:
@@ -180,8 +180,7 @@ class Facts:
 
     def two_phases(self) -> dict[str, TwoPhase]:
         """Return the two-phase estimates of all probes that have one."""
-        found = [label for label in self.labels if all(f"{label}/{name}" in self.columns for name in PHASES)]
-        return {label: self.two_phase(label) for label in found}
+        return {case.label: self.two_phase(case.label) for case in self.about.cases if case.is_two_phase}
 
     def grids(self) -> list[AccuracyGrid]:
         """Return the accuracies of probes with two axes, such as type and severity of a corruption."""

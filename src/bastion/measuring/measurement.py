@@ -13,6 +13,7 @@ from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
 
 DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
+TWO_PHASE = "two-phase estimate"
 MOST = 50_000_000  # examples, three times ImageNet-21k
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
@@ -46,6 +47,15 @@ class MeasuredCase(_Part):
     members: tuple[str, ...] = ()  # of an ensemble of attacks
     columns: tuple[str, ...]
     meanings: dict[str, str] = {}
+
+    @property
+    def is_two_phase(self) -> bool:
+        return {*PHASES} <= {*self.columns}
+
+    @property
+    def mark(self) -> str:
+        """`two-phase estimate` if it is one and the label does not say so, else empty."""
+        return TWO_PHASE if self.is_two_phase and "two-phase" not in self.label else ""
 
 
 class MeasuredAggregate(_Part):

@@ -47,8 +47,8 @@ def table(facts: Facts) -> str:
 
 
 def _summed(facts: Facts, name: str, e: Estimate) -> str:
-    """Format rates as percentages, distances in pixel units."""
-    if facts.about.aggregates[name].column != DISTANCE:
+    """Format shares as percentages, others as they are, such as distances."""
+    if facts.about.aggregates[name].bounds is not None:
         return _percentages(e)
     return f"{e.value:.4g}  [{e.low:.4g}, {e.high:.4g}]  n = {e.n}"
 
@@ -132,13 +132,20 @@ def _stopped(facts: Facts) -> str:
     )
 
 
+def numbers(facts: Facts) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, threat, value and interval of each number; the name says if it is a two-phase estimate."""
+    marks = {case.label: f" ({case.mark})" for case in facts.about.cases if case.mark}
+    for label, e in facts.numbers().items():
+        aggregate = facts.about.aggregates.get(label)
+        value, interval = f"{100 * e.value:.2f} %", f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
+        if aggregate and aggregate.bounds is None:  # no share, such as a distance
+            value, interval = f"{e.value:.4g}", f"[{e.low:.4g}, {e.high:.4g}]"
+        yield f"{label}{marks.get(label, '')}", _threat(facts, label), value, interval
+
+
 def html(facts: Facts) -> str:
     """Return an HTML table of accuracies with their intervals, then warnings."""
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(_threat(facts, name))}</td><td>{100 * each.value:.2f} %</td>"
-        f"<td>[{100 * each.low:.2f}, {100 * each.high:.2f}]</td></tr>"
-        for name, each in facts.numbers().items()
-    )
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>" for texts in numbers(facts))
     head = f"{facts.about.model} on {facts.about.data['name']}, n = {facts.n}"
     below = "".join(f"<p>{escape(str(each))}</p>" for each in facts.warnings())
     return f"<table><caption>{escape(head)}</caption>{rows}</table>{below}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bastion.measuring.measurement import MeasuredCase
+from bastion.measuring.measurement import TWO_PHASE, MeasuredCase
 from bastion.reporting.overview import CLEAN, Overview
-from bastion.reporting.tables import TWO_PHASE, Comparison, ReportedRun, Row, corruptions
+from bastion.reporting.tables import Comparison, ReportedRun, Row, corruptions
 from bastion.reporting.wording import interval, listed, percent
 
 NAMES = 4  # most runs that the title names; more are counted

@@ -23,7 +23,6 @@ from bastion.run import Run
 from bastion.suite import CORRECT, written
 
 CORRUPTIONS = "mean over corruptions"
-TWO_PHASE = "two-phase estimate"
 SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns that other sections show
 FEW = 3  # most radii of a security curve that are also in the chart of accuracies
 
@@ -140,9 +139,8 @@ class Comparison:
 
     def threat(self, label: str) -> str:
         """Return `ℓ∞ ≤ 8/255`, empty for a probe without an attack, marked if it is a two-phase estimate."""
-        text = threat_text(self.rows[0].facts, label)
-        unmarked = label in self.phased and "two-phase" not in label
-        return f"{text}, {TWO_PHASE}" if unmarked else text
+        marks = [case.mark for case in self.about.cases if case.label == label]
+        return ", ".join(filter(None, [threat_text(self.rows[0].facts, label), *marks]))
 
     @property
     def phased(self) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bastion.measuring import table
 from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import mean
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measurement
-from bastion.measuring.table import left_out
 from bastion.run import Run, environment
 
 
@@ -19,11 +19,14 @@ def facts_of(columns: dict[str, Any], **aggregates: MeasuredAggregate) -> Facts:
     """`facts_of({"near/distance": […]}, total=…)`: in memory."""
     arrays = {name: np.array(column) for name, column in columns.items()}
     n = len(next(iter(arrays.values())))
+    names: dict[str, list[str]] = {}
+    for label, _, name in (key.partition("/") for key in arrays):
+        names.setdefault(label, []).append(name)
     cases = tuple(
         MeasuredCase(
-            label=label, kind="probes", role="attack", store=f"id/{label}", n=n, spec={"norm": "l2"}, columns=(name,)
+            label=label, kind="probes", role="attack", store=f"id/{label}", n=n, spec={"norm": "l2"}, columns=tuple(own)
         )
-        for label, _, name in (key.partition("/") for key in arrays)
+        for label, own in names.items()
     )
     about = {"model": "m", "weights": "w", "classes": ("a", "b"), "suite": "s", "n": n, "aggregates": aggregates}
     data = {"name": "tiny", "split": "test", "fingerprint": "f"}
@@ -46,6 +49,21 @@ def test_an_aggregate_leaves_out_examples_without_a_finite_number_and_says_so(
     told = facts.table()
     assert "note: total: without 2 of 4 examples, whose 'distance' is not finite" in told
     assert told.splitlines()[1].split()[:2] == ["total", f"{np.mean(expected):.4g}"]  # a distance is no percentage
+    assert f"total {np.mean(expected):.4g} [" in repr(facts)
+    assert f"<td>{np.mean(expected):.4g}</td>" in table.html(facts)
+
+
+def test_in_one_line_and_in_a_notebook_numbers_have_intervals_and_two_phase_estimates_their_name() -> None:
+    phases = {"survived": np.arange(40) < 20, "sampled": np.arange(40) < 10, "lost": np.arange(40) < 1}
+    columns = {f"{label}/{name}": column for label in ("aa", "two-phase-aa") for name, column in phases.items()}
+    facts = facts_of({"clean/correct": np.arange(40) < 30, **columns})
+    low, high = (f"{100 * each:.2f}" for each in facts.two_phase("aa").population[1:3])
+    assert repr(facts) == (
+        f"<m on tiny, n = 40: clean 75.00 % [59.81, 85.81], aa (two-phase estimate) 45.00 % [{low}, {high}], "
+        f"two-phase-aa 45.00 % [{low}, {high}]>"
+    )
+    row = f"<tr><td>aa (two-phase estimate)</td><td></td><td>45.00 %</td><td>[{low}, {high}]</td></tr>"
+    assert row in facts._repr_html_()
 
 
 def test_aggregates_of_right_and_wrong_are_of_every_example() -> None:
@@ -60,4 +78,4 @@ def test_aggregates_of_right_and_wrong_are_of_every_example() -> None:
     assert facts.aggregate_column("worst").tolist() == [True, False, False, False]
     assert facts.aggregate_column("mean").tolist() == [1, 0.5, 0.5, 0]
     assert facts.aggregate_column("errors").tolist() == [0, 2, 0.5, 2.5]
-    assert not left_out(facts)
+    assert not table.left_out(facts)
