@@ -103,7 +103,7 @@ def _scalars(facts: Facts) -> dict[str, str]:
 
 
 def _notes(facts: Facts) -> list[str]:
-    texts = [_stopped(facts), *left_out(facts), mixture(facts.about), adaptation(facts.about)]
+    texts = [stopped(facts), *left_out(facts), mixture(facts.about), adaptation(facts.about)]
     notes = [f"note: {text}" for text in texts if text]
     if facts.about.published:
         notes.append(f"paper: {facts.about.published}")
@@ -123,12 +123,14 @@ def left_out(facts: Facts) -> list[str]:
     ]
 
 
-def _stopped(facts: Facts) -> str:
+def stopped(facts: Facts) -> str:
+    """Return a note on what the intervals of a measurement that stopped early are about; empty if it did not."""
     if facts.about.population is None:
         return ""
     return (
         f"stopped after {facts.n} of {facts.about.population} examples in random order; intervals of accuracies and "
-        "worst cases are about all of them, and valid at any stopping time; others are ordinary intervals"
+        "worst cases are about all of them, and valid at any stopping time; those of means and two-phase estimates are "
+        "ordinary intervals"
     )
 
 

@@ -14,6 +14,7 @@ from bastion import recipe_yaml, storage
 from bastion.errors import printable
 from bastion.measuring.facts import Facts
 from bastion.measuring.measurement import MeasuredCase, Measurement, mixture
+from bastion.measuring.table import stopped
 from bastion.reporting import figures, pictures, plots, tables, wording
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant
@@ -95,7 +96,7 @@ def environment() -> jinja2.Environment:
         "significant": is_significant,
         "key": id,
     }
-    result.globals |= {"picture": pictures.figure, "run_mark": pictures.run_mark}
+    result.globals |= {"picture": pictures.figure, "run_mark": pictures.run_mark, "stopped": stopped}
     return result
 
 

@@ -52,6 +52,7 @@ class OverviewRow:
     cells: dict[str, Cell]  # by the key of the model
     threat: MeasuredThreat | None = None
     attacks: int = 0  # at exactly this radius; ensembles count as their members
+    population: int | None = None  # if measuring stopped early: the images are the first in random order of this many
 
     @property
     def same_probes(self) -> bool:
@@ -181,7 +182,7 @@ def _row(
     for key in keys:
         own = [each for each in everything if each.model.key == key and each.facts.n >= n]
         cells[key] = _cell([each for each in own if each.facts.about.population == population], n)
-    return OverviewRow(name, n, cells, threat, attacks)
+    return OverviewRow(name, n, cells, threat, attacks, population)
 
 
 def _keys(probes: Iterable[_Probe]) -> list[str]:

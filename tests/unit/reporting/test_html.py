@@ -9,7 +9,7 @@ from pathlib import Path
 import made_runs
 import numpy as np
 import pytest
-from made_runs import MakeRun, measure_everything, measure_run, train_run
+from made_runs import MakeRun, measure_cases, measure_everything, measure_run, train_run
 
 from bastion.errors import BastionError
 from bastion.measuring.facts import read_measurements, write_measurement
@@ -208,6 +208,31 @@ def test_a_page_says_that_checks_found_nothing_only_if_they_were_made(
     text = Page(page_of([sound], tmp_path / "report.html")).text
     assert "Sanity checks: 2 were made, and found nothing." in text
     assert "⚠" not in text and "about these numbers" not in text
+
+
+def test_a_page_says_which_intervals_are_about_all_images_if_measuring_stopped_early(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        f"corrupted type={name} severity={level}": {
+            "role": "corruption",
+            "at": {"type": name, "severity": level},
+            "n": 40,
+            "columns": {"correct": np.arange(100) < 80 - level},
+        }
+        for name in ("fog", "snow")
+        for level in (1, 2)
+    }
+    cases["clean"] = {"role": "clean", "n": 40, "columns": {"correct": np.arange(100) < 80}}
+    for suite in ("one", "two"):
+        measure_cases(run, cases, suite=suite, population=100)
+    content = page_of([run], tmp_path / "page.html")
+    told = (
+        "Measuring stopped after 40 of 100 examples in random order; intervals of accuracies and worst cases are about "
+        "all of them, and valid at any stopping time; those of means and two-phase estimates are ordinary intervals."
+    )
+    assert content.count(told) == 2
+    assert content.count("n = 40 of 100, stopped early") == 2  # in the overview: clean and corruptions
+    assert "that of the mean over corruptions is an ordinary interval" in content
 
 
 def test_a_suite_of_sanity_checks_alone_shows_its_warnings(tmp_path: Path) -> None:
