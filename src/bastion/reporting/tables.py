@@ -56,6 +56,11 @@ class Row:
     accuracies: dict[str, Estimate]
     warnings: list[SanityWarning]
 
+    @property
+    def published(self) -> dict[str, float]:
+        """The paper's numbers by label, as fractions."""
+        return self.facts.about.published.numbers if self.facts.about.published else {}
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -122,6 +127,15 @@ class Comparison:
             for label, rows in by_row.items()
             if rows[0] and all(stages.keys() == rows[0].keys() for stages in rows)
         }
+
+    @property
+    def papers(self) -> dict[str, list[str]]:
+        """Sources of published numbers with their notes, and the names of the rows that have them."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.facts.about.published:
+                found.setdefault(str(row.facts.about.published), []).append(row.name)
+        return found
 
     @property
     def with_warnings(self) -> list[Row]:

@@ -13,7 +13,7 @@ from made_runs import MakeRun, measure_cases, measure_everything, measure_run, t
 
 from bastion.errors import BastionError
 from bastion.measuring.facts import read_measurements, write_measurement
-from bastion.measuring.measurement import MeasuredCase
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Published
 from bastion.measuring.sanity import CHECKS
 from bastion.measuring.store import FactStore
 from bastion.reporting import html
@@ -83,6 +83,32 @@ def test_the_table_holds_the_numbers_of_the_facts(runs: list[Run], tmp_path: Pat
         ]
     assert rows["robust"][1] == ["26.5", "%", "20.9–33.0"]
     assert [cell.split()[0] for cell in page.rows[0]] == ["run", "clean", "pgd-20", "worst"]
+
+
+def test_the_papers_numbers_stand_below_the_runs_own_with_their_source(make_run: MakeRun, tmp_path: Path) -> None:
+    note = "pgd-20: with <weak> steps"
+    published = Published(numbers={"clean": 0.629, "pgd-20": 0.389, "mFR": 0.4}, source="Table 1 of A. 2022", note=note)
+    runs = [make_run("robust", clean=0.47, robust=0.265, about={"published": published})]
+    runs.append(make_run("standard", clean=0.55, robust=0))
+    page = Page(page_of(runs, tmp_path / "report.html"))
+    rows = [[cell.split()[:2] for cell in row] for row in page.rows[1:4]]
+    assert [row[0][-1] for row in rows] == ["robust", "robust", "standard"]
+    assert rows[1] == [["paper", "robust"], ["62.9", "%"], ["38.9", "%"], ["–"]]
+    assert "Paper of robust: Table 1 of A. 2022; pgd-20: with <weak> steps." in page.text
+    alone = Page(page_of(runs[1:], tmp_path / "alone.html"))
+    assert not [row for row in alone.rows if "paper" in row[0]] and "Paper" not in alone.text
+
+
+def test_the_papers_mean_flip_rate_stands_with_ours(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    case = {"role": "corruption", "columns": {"flip_rate": np.full(8, 0.25, dtype=np.float32)}}
+    mean = MeasuredAggregate(kind="mean", members={"tilt": 1.0}, column="flip_rate")
+    published = Published(numbers={"mean flip rate": 0.4}, source="Table 1 of A. 2022")
+    measure_cases(run, {"tilt": case}, aggregates={"mean flip rate": mean}, published=published)
+    page = Page(page_of([run], tmp_path / "report.html"))
+    (row,) = [row for row in page.rows if row[0].strip() == "mean flip rate"]
+    assert row[1].startswith(" 25.0 %") and row[1].endswith("paper 40.0 %")
+    assert "Paper: Table 1 of A. 2022." in page.text
 
 
 def test_ids_are_unique_and_links_lead_to_them(runs: list[Run], tmp_path: Path) -> None:
