@@ -15,7 +15,7 @@ from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.find import find_run, unmeasured
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
-from bastion.measuring.paired import mcnemar, paired_difference
+from bastion.measuring.paired import paired
 from bastion.measuring.sampling import estimate_stopped
 from bastion.measuring.store import Column
 from bastion.recipe import differences
@@ -174,14 +174,14 @@ def _case_id(case: MeasuredCase) -> str:
 
 
 def _pair(model: str, label: str, first: Facts, other: Facts) -> tuple[Row, Changed]:
-    index, ours, theirs = np.intersect1d(_index(first, label), _index(other, label), return_indices=True)
+    index, ours, theirs = np.intersect1d(example_index(first, label), example_index(other, label), return_indices=True)
     a, b = _column(first, label)[ours], _column(other, label)[theirs]
-    changes = Changed(index[b > a], index[b < a])
-    gained, lost = len(changes.gained), len(changes.lost)
     population = _stopped_within(first, other, len(a))
-    p = mcnemar(gained, lost) if a.dtype == bool and population is None else None
+    found = paired(a, b, population)
+    changes = Changed(index[found.gained], index[found.lost])
     accuracies = estimate_stopped(a, population), estimate_stopped(b, population)
-    return Row(model, label, len(a), *accuracies, paired_difference(a, b, population), gained, lost, p), changes
+    counts = len(changes.gained), len(changes.lost)
+    return Row(model, label, len(a), *accuracies, found.difference, *counts, found.p), changes
 
 
 def _stopped_within(first: Facts, other: Facts, n: int) -> int | None:
@@ -199,7 +199,8 @@ def _column(facts: Facts, label: str) -> Column:
     return facts.aggregate_column(label) if label in facts.about.aggregates else facts.correct(label)
 
 
-def _index(facts: Facts, label: str) -> Column:
+def example_index(facts: Facts, label: str) -> Column:
+    """Return (n,): the indices in the split of a probe's or an aggregate's examples."""
     aggregate = facts.about.aggregates.get(label)
     return facts.columns[f"{next(iter(aggregate.members)) if aggregate else label}/index"]
 

@@ -1,10 +1,10 @@
-"""Paired difference of two models on the same examples, with its interval and test. No torch."""
+"""Paired comparison of two models on the same examples: difference, interval and McNemar's test. No torch."""
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,22 @@ from bastion.measuring.intervals import Estimate, binomial_tail, mean
 from bastion.measuring.sampling import confidence_sequence
 
 Column = np.ndarray[Any, Any]
+
+
+class Paired(NamedTuple):
+    """Comparison of b with a, one value per example each."""
+
+    difference: Estimate  # b less a
+    gained: Column  # (n,) bool: only b is right; of real values, b's is higher
+    lost: Column  # (n,) bool: only a is right
+    p: float | None  # of McNemar's exact test; None for real values, and if measuring stopped early
+
+
+def paired(a: Column, b: Column, population: int | None = None) -> Paired:
+    gained, lost = b > a, b < a
+    tested = a.dtype == bool and population is None
+    p = mcnemar(int(lost.sum()), int(gained.sum())) if tested else None
+    return Paired(paired_difference(a, b, population), gained, lost, p)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

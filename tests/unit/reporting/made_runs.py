@@ -150,6 +150,8 @@ def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any
     for number, (label, said) in enumerate(cases.items()):
         columns: dict[str, Column] = said["columns"]
         n = len(next(iter(columns.values())))
+        if said.get("kind", "probes") == "probes":
+            columns = {"index": np.arange(n), **columns}
         store = FactStore(run.facts / "identity-of-cases" / f"{about.get('suite', 'made')}-{number}")
         store.write(range(n), columns, {}, {"device": "cpu"})
         named = {"label": label, "kind": "probes", "store": store.name, "n": n, "spec": {}, "columns": tuple(columns)}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from made_runs import MakeRun, measure_cases, measure_everything
 
+from bastion.measuring.compare import compare as compare_models
 from bastion.measuring.intervals import wilson
 from bastion.measuring.measurement import MeasuredAggregate
 from bastion.reporting import plots
@@ -16,6 +17,7 @@ from bastion.reporting.boards import read_boards
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences
 from bastion.reporting.grids import class_table, confusions, heat_maps
+from bastion.reporting.html import report
 from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
 from bastion.reporting.tables import Comparison, compare, read_runs
 from bastion.run import create_run
@@ -210,10 +212,27 @@ def test_differences_are_paired(make_run: MakeRun) -> None:
     runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.55, robust=0.2)]
     (comparison,) = compare(read_runs(run.folder for run in runs))
     (difference,) = differences(comparison)
-    clean, robust = difference.by_label["clean"], difference.by_label["pgd-20"]
+    clean, robust = (difference.by_label[label].difference for label in ("clean", "pgd-20"))
     assert clean.value == pytest.approx(0.05)
     assert 0 < clean.low < clean.high < 0.1  # unpaired, with intervals of ±7 %, zero would be inside
     assert robust.value == 0 and robust.low == -robust.high  # no example changed
+
+
+def test_differences_have_the_test_and_the_changed_images_of_compare(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.65, robust=0.2)]
+    (comparison,) = compare(read_runs(run.folder for run in runs))
+    (difference,) = differences(comparison)
+    expected = compare_models(*(run.folder for run in runs))
+    for row in expected.rows:
+        found = difference.by_label[row.label]
+        assert (found.difference, found.gained.sum(), found.lost.sum(), found.p) == row[5:]
+    gained = expected.changed("clean").gained
+    assert len(gained) == 30 and expected.rows[0].p is not None
+    (clean,) = difference.changed  # under attack both are right on the same images
+    assert clean == ("clean", f"{', '.join(map(str, gained[:20]))} …", "none")
+    content = report([run.folder for run in runs], tmp_path / "page.html").read_text()
+    assert f"<small>30 gained, 0 lost</small><small>p = {expected.rows[0].p:.2g}</small>" in content
+    assert f"<dt>clean</dt><dd>gained: {clean.gained}<br>lost: none</dd>" in content
 
 
 def test_a_waterfall_falls_from_the_clean_accuracy(everything: Comparison) -> None:

@@ -195,7 +195,8 @@ def test_differences_of_measurements_that_stopped_early_are_of_all_examples(tmp_
         for row in comparison.rows
     ]
     (difference,) = differences(Comparison(rows))
-    assert difference.by_label == {"clean": difference_sequence(8, 0, 40, 100)}
+    clean = difference.by_label["clean"]
+    assert (clean.difference, clean.p) == (difference_sequence(8, 0, 40, 100), None)
 
 
 def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:
