@@ -21,10 +21,12 @@ from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measu
 from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run
-from bastion.suite import CORRECT, load_suite
+from bastion.suite import CORRECT, FLIP_RATE, load_suite
 
-Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "study"]
-_ORDER: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean", "errors", "study")
+# `errors` are rates of which less is better, `other` is any other aggregate, such as a mean confidence or distance.
+Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "other", "study"]
+ACCURACIES: tuple[Kind, ...] = ("clean", "attack", "worst", "corruption", "mean")
+_ORDER: tuple[Kind, ...] = (*ACCURACIES, "errors", "other", "study")
 _ROBUST: tuple[Kind, ...] = ("worst", "attack", "corruption", "mean")  # candidates to sort by, in order of preference
 CATEGORIES = ("CNN", "Transformer", "hybrid")  # that families declare
 AUTOATTACK = ("apgd-ce", "apgd-t", "fab-t", "square")  # members of its standard version
@@ -42,6 +44,7 @@ class Column:
     spec: str = ""  # of the probe, in the format of a suite; for a study, the meaning of the number
     norms: tuple[str, ...] = ()
     eps: float | None = None
+    is_share: bool = True  # shown in %
     is_autoattack: bool = False  # its standard version, against the model itself on unchanged images
     is_published_corruptions: bool = False  # mean over all types and severities of the published files
 
@@ -177,21 +180,31 @@ def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
     """Return the numbers of a measurement with their columns."""
     about = facts.about
     numbers = about.summary or facts.numbers()  # measured before there were summaries
-    cases = {case.label: case for case in about.cases if case.kind == "probes" and CORRECT in case.columns}
+    cases = {case.label: case for case in about.cases if case.kind == "probes"}
     keys = {label: _case_key(case, about.seed) for label, case in cases.items()}
-    corrupted = [label for label, case in cases.items() if case.role == "corruption"]
+    corrupted = [label for label, case in cases.items() if case.role == "corruption" and CORRECT in case.columns]
     many = set(corrupted) if len(corrupted) > 1 else set()
-    found = [(_of_case(case, keys[label]), numbers[label]) for label, case in cases.items() if label not in many]
+    single = [case for label, case in cases.items() if label in numbers and label not in many]
+    found = [(_of_case(case, keys[case.label]), numbers[case.label]) for case in single]
     found += [
         (_of_aggregate(name, each, cases, keys, about), numbers[name])
         for name, each in about.aggregates.items()
-        if set(each.members) <= cases.keys() and not is_one_corruption(each.members, cases)
+        if name in numbers and math.isfinite(numbers[name].value) and not _is_part(each, about, cases, many)
     ]
     declared = [set(each.members) for each in about.aggregates.values() if each.kind == "mean" and each.is_accuracy]
     if many and many not in declared:
         mean = _mean([numbers[label] for label in corrupted])
         found.append((_of_corruptions(corrupted, cases, keys, about), mean))
     return found + _of_studies(about)
+
+
+def _is_part(
+    aggregate: MeasuredAggregate, about: Measurement, cases: Mapping[str, MeasuredCase], corrupted: set[str]
+) -> bool:
+    """Whether the aggregate is of one type of corruption, and another column is of more types."""
+    wider = [set(each.members) for each in about.aggregates.values() if each.column == aggregate.column]
+    wider += [corrupted] if aggregate.column == CORRECT else []
+    return is_one_corruption(aggregate.members, cases) and any(set(aggregate.members) < each for each in wider)
 
 
 def _case_key(case: MeasuredCase, seed: int) -> str:
@@ -212,7 +225,7 @@ def _of_case(case: MeasuredCase, key: str) -> Column:
         key=key,
         kind=kind,
         title=title,
-        about=str(case.threat) if case.threat else "",
+        about=", ".join(filter(None, [str(case.threat) if case.threat else "", case.mark])),
         spec=yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, width=10**6).strip(),
         norms=(case.threat.norm,) if case.threat else (),
         eps=case.threat.eps if case.threat else None,
@@ -229,9 +242,9 @@ def _of_aggregate(
 ) -> Column:
     members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
     roles = {cases[label].role for label in aggregate.members}
-    kind: Kind = "worst" if aggregate.kind == "worst" else "errors"
-    if aggregate.is_accuracy and aggregate.kind == "mean":
-        kind = "corruption" if roles == {"corruption"} else "mean"
+    kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.column == FLIP_RATE else "other"
+    if aggregate.is_accuracy:
+        kind = "worst" if aggregate.kind == "worst" else "corruption" if roles == {"corruption"} else "mean"
     norms = dict.fromkeys(threat.norm for label in aggregate.members if (threat := cases[label].threat))
     return Column(
         key=storage.fingerprint([aggregate.kind, aggregate.column, members]),
@@ -239,6 +252,7 @@ def _of_aggregate(
         title=name,
         about=_members(list(aggregate.members)),
         norms=tuple(norms),
+        is_share=aggregate.bounds is not None,
         is_published_corruptions=kind == "corruption" and _is_published(aggregate.members, cases, about),
     )
 
@@ -252,7 +266,8 @@ def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
             value = about.scalars.get(f"{case.label}/{name}")
             if value is not None and name != "parameters":
                 meaning = case.meanings.get(name, "")
-                column = Column(storage.fingerprint([key, name]), "study", f"{case.label}: {name}", "", meaning)
+                title = f"{case.label}: {name}"
+                column = Column(storage.fingerprint([key, name]), "study", title, "", meaning, is_share=False)
                 found.append((column, Estimate(value, math.nan, math.nan, 0)))
     return found
 

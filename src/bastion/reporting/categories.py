@@ -71,7 +71,7 @@ def _correlation(one: Numbers, other: Numbers) -> str:
 
 
 def _columns(board: Board) -> list[Numbers]:
-    found = [Numbers(column.short, _values(board.entries, column), _is_share(column)) for column in board.columns]
+    found = [Numbers(column.short, _values(board.entries, column), column.is_share) for column in board.columns]
     sizes = {number: float(entry.parameters) for number, entry in enumerate(board.entries) if entry.parameters}
     return [*found, Numbers("parameters", sizes, False)] if sizes else found
 
@@ -82,7 +82,3 @@ def _values(entries: Sequence[Entry], column: Column) -> dict[int, float]:
         for position, entry in enumerate(entries)
         if column.key in entry.numbers
     }
-
-
-def _is_share(column: Column) -> bool:
-    return column.kind != "study"

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from bastion.measuring.intervals import Estimate, difference
 from bastion.reporting import svg
-from bastion.reporting.boards import Board, Column
+from bastion.reporting.boards import ACCURACIES, Board, Column
 from bastion.reporting.figures import Figure, Table
 from bastion.reporting.wording import interval, percent, points
 
@@ -52,7 +52,7 @@ def _training_boards(boards: Sequence[Board], test: Board) -> Iterator[Board]:
 
 def _figure(train: Board, test: Board, key: str) -> Figure | None:
     known = {column.key for column in train.columns}
-    columns = [column for column in test.columns if column.key in known and column.kind not in ("study", "errors")]
+    columns = [column for column in test.columns if column.key in known and column.kind in ACCURACIES]
     gaps = list(_gaps(train, test, columns))
     columns = [column for column in columns if any(column.key in gap.pairs for gap in gaps)]
     if not columns:

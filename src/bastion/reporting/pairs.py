@@ -18,7 +18,7 @@ def pair_figure(board: Board, word: str, key: str) -> Figure | None:
     """Draw paired bars: `vit-s-heavy` and `vit-s-convstem-heavy` differ by the word `convstem`."""
     by_name = {entry.model: entry for entry in board.entries}
     pairs = [(by_name[other], entry) for entry in board.entries if (other := _without(entry.model, word)) in by_name]
-    columns = [column for column in board.columns if column.kind != "study" and _any(pairs, column)]
+    columns = [column for column in board.columns if column.is_share and _any(pairs, column)]
     if not pairs:
         return None
     panels = [_panel(pairs, column, word, f"{key}-{number}") for number, column in enumerate(columns)]

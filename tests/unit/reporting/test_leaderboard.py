@@ -165,6 +165,71 @@ def test_a_mean_over_corruptions_that_the_suite_declares_has_its_interval(tmp_pa
     assert board.entries[0].numbers[board.columns[0].key].low < 0.6
 
 
+def test_flip_rates_confidence_and_distances_are_columns(tmp_path: Path) -> None:
+    """By type they are left out, as accuracies under one corruption are."""
+    run = create_run(tmp_path / "run", seed=0)
+    flips = {
+        f"flips perturbation={name}": {
+            "role": "corruption",
+            "at": {"perturbation": name},
+            "columns": {"flip_rate": np.full(8, rate, np.float32)},
+        }
+        for name, rate in {"tilt": 0.25, "scale": 0.5}.items()
+    }
+    cases: dict[str, Any] = flips | {
+        "clean": {"role": "clean", "columns": {"correct": np.arange(8) < 6}},
+        "confidence": {"role": "analysis", "columns": {"confidence": np.full(8, 0.75, np.float32)}},
+        "near": {"role": "attack", "columns": {"distance": np.linspace(1, 3, 8, dtype=np.float32)}},
+    }
+    aggregates = {
+        "mean flip rate": MeasuredAggregate(kind="mean", members=dict.fromkeys(flips, 1.0), column="flip_rate"),
+        "tilt": MeasuredAggregate(kind="mean", members={"flips perturbation=tilt": 1.0}, column="flip_rate"),
+        "mFR": MeasuredAggregate(kind="sum", members=dict.fromkeys(flips, 0.8), column="flip_rate"),
+        "mean confidence": MeasuredAggregate(kind="mean", members={"confidence": 1.0}, column="confidence"),
+        "mean distance": MeasuredAggregate(kind="mean", members={"near": 1.0}, column="distance"),
+    }
+    facts = measure_cases(run, cases, aggregates=aggregates)
+    ((board,), _) = leaderboard(tmp_path, tmp_path / "page.html")
+    assert [(column.title, column.kind) for column in board.columns] == [
+        ("clean", "clean"),
+        ("mean flip rate", "errors"),
+        ("mFR", "errors"),
+        ("mean confidence", "other"),
+        ("mean distance", "other"),
+    ]
+    (entry,) = board.entries
+    for column in board.columns[1:]:
+        assert entry.numbers[column.key] == facts.aggregate(column.title)
+    shown = re.findall(r"<td data-value=[^>]*>([\d.]+)<small>([^<]*)</small>", (tmp_path / "page.html").read_text())
+    assert [value for value, _ in shown] == ["75.0", "37.5", "60.0", "75.0", "2"]  # a distance is no percentage
+    assert board.sorted_by.title == "clean"
+
+
+def test_an_aggregate_of_the_only_corruption_is_a_column(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    case = {"role": "corruption", "columns": {"flip_rate": np.full(8, 0.25, np.float32)}}
+    mean = MeasuredAggregate(kind="mean", members={"tilt": 1.0}, column="flip_rate")
+    measure_cases(run, {"tilt": case}, aggregates={"flips": mean})
+    ((board,), _) = read_boards(tmp_path)
+    assert numbers(board) == {"run": {"flips (of tilt)": 25.0}}
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("aa", "aa (ℓ∞ ≤ 8/255, two-phase estimate)"), ("aa-two-phase", "aa-two-phase (ℓ∞ ≤ 8/255)")],
+)
+def test_a_two_phase_estimate_is_a_column_with_its_name_and_interval(tmp_path: Path, label: str, name: str) -> None:
+    phases = {"survived": np.arange(40) < 20, "sampled": np.arange(40) < 10, "lost": np.arange(40) < 1}
+    case = {"role": "attack", "threat": {"norm": "linf", "eps": 8 / 255}, "columns": phases}
+    case |= {"members": ("apgd-ce", "apgd-t", "fab-t", "square"), "spec": {"name": "two-phase"}}
+    clean = {"role": "clean", "columns": {"correct": np.arange(40) < 30}}
+    facts = measure_cases(create_run(tmp_path / "run", seed=0), {"clean": clean, label: case})
+    ((board,), _) = read_boards(tmp_path)
+    assert [column.name for column in board.columns] == ["clean", name]
+    assert board.entries[0].numbers[board.sorted_by.key] == facts.two_phase(label).population
+    assert write_robustbench([board], tmp_path / "info") == []
+
+
 def test_models_of_one_name_are_told_apart_by_their_weights(tmp_path: Path) -> None:
     for number, weights in enumerate(["aaaaaaaaaa", "bbbbbbbbbb"]):
         attacked(tmp_path / str(number) / "same", steps=10)

@@ -82,7 +82,7 @@ class Board {
   prepareScatter() {
     const columns = this.heads.map((head, column) => ({ head, column })).filter(({ head }) => head.dataset.kind);
     const clean = columns.find(({ head }) => head.dataset.kind === "clean");
-    const others = columns.filter(({ head }) => !["clean", "errors", "study"].includes(head.dataset.kind));
+    const others = columns.filter(({ head }) => !["clean", "errors", "other", "study"].includes(head.dataset.kind));
     this.parameters = this.heads.findIndex((head) => head.dataset.key === "parameters");
     const studies = columns.filter(({ head }) => head.dataset.kind === "study");
     const sizes = this.rows.some((row) => Number.isFinite(number(row.cells[this.parameters])));
