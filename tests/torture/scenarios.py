@@ -110,7 +110,7 @@ def of_measuring(folder: Path) -> dict[str, str]:
     home = folder / "run"
     counted = files(home, "facts/**/*.safetensors", "facts/**/*.json")
     for path in sorted((home / "measurements").glob("*.json")):
-        told = _without(storage.read_json(path), "created", "command", "machine")
+        told = _without(storage.read_json(path), "created", "command", "machine", "seconds")
         counted[path.name] = json.dumps(told, sort_keys=True)
     return counted | leftovers(folder)
 

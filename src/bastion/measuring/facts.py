@@ -310,7 +310,8 @@ def _path(run: Run, about: Measurement, *, stopped: bool) -> Path:
 
 def _volatile(stored: Measurement) -> dict[str, Any]:
     """Return the fields that may differ between equal measurements, or are computed from the facts."""
-    return {key: getattr(stored, key) for key in ("created", "command", "machine", "summary", "scalars", "doubts")}
+    keys = ("created", "command", "machine", "summary", "scalars", "doubts", "seconds")
+    return {key: getattr(stored, key) for key in keys}
 
 
 def _stored(path: Path) -> Measurement | None:

@@ -113,6 +113,8 @@ class Measurement(_Part):
     summary: dict[str, Estimate] = {}  # `Facts.numbers`, so that leaderboards need not read facts
     scalars: dict[str, float] = {}  # single numbers of studies by label/name, for leaderboards
     doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
+    # Of one worker per example, or part of a study, by label; of what the command that wrote this has measured.
+    seconds: dict[str, float] = {}
 
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""

@@ -122,6 +122,11 @@ class Pace:
             self._counted[case] += count
             self._seconds[case] += seconds
 
+    def seconds_per_example(self) -> dict[int, float]:
+        """Return the mean over the finished examples of each case that has any, with four digits."""
+        rates = {case: self._seconds[case] / count for case, count in self._counted.items() if count}
+        return {case: float(f"{rate:.4g}") for case, rate in rates.items()}
+
     def moved(self, doing: Doing) -> None:
         self._doing[doing.worker] = doing
 

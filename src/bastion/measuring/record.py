@@ -20,7 +20,7 @@ from bastion.suite import Case
 from bastion.types import Description, Probe, Study, Tapped
 
 
-def record(plan: Plan, n: int) -> Measurement:
+def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
     """Describe the measurement of the first n examples of the plan's order."""
     worker, suite = plan.worker, plan.worker.job.suite
     population = len(plan.order) if n < len(plan.order) else None
@@ -49,6 +49,7 @@ def record(plan: Plan, n: int) -> Measurement:
         },
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
+        seconds=seconds,
     )
 
 

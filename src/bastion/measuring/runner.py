@@ -92,11 +92,11 @@ def measure(
         if until is not None:
             check_until(until, plan.worker)
         limits = Limits(plan.tally, batch_size, until=until, budget=budget)
-        done = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
+        done, seconds = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
         with launched.main_first("measured") if launched else nullcontext():
             n = limits.count() if limits.is_set else len(plan.order)
             n = launched.agree("examples", n) if launched else n
-            return _write(plan, n, changed=done > 0, merge=launched is None or launched.main)
+            return _write(plan, n, seconds, changed=done > 0, merge=launched is None or launched.main)
 
 
 class Shard(NamedTuple):
@@ -142,8 +142,11 @@ def measure_shard(
 
 def _execute(
     plan: Plan, tasks: list[Task], limits: Limits, workers: int | None, launched: Launched | None = None
-) -> int:
-    """Run the tasks that are not stored yet until the limits are reached; return how many were run."""
+) -> tuple[int, dict[str, float]]:
+    """Run the tasks that are not stored yet until the limits are reached.
+
+    Return how many were run, and seconds per example by label.
+    """
     worker, todo = plan.worker, plan.worker.open_tasks(tasks)
     for number in {task.case for task in todo}:
         storage.check_writable(worker.store(worker.cases[number]).folder)
@@ -186,7 +189,8 @@ def _execute(
             in_processes(worker.job, work, count)
         else:
             in_this_process(worker, work)
-    return done
+    timed = pace.seconds_per_example().items()
+    return done, {case.label: seconds for number, seconds in timed for case in worker.sharing(number)}
 
 
 def _print_study_costs(worker: Worker, todo: list[Task]) -> None:
@@ -207,7 +211,7 @@ def _examples(tasks: Iterable[Task]) -> Counter[int]:
     return counts
 
 
-def _write(plan: Plan, n: int, *, changed: bool, merge: bool) -> Facts:
+def _write(plan: Plan, n: int, seconds: dict[str, float], *, changed: bool, merge: bool) -> Facts:
     """Write the measurement of the first n examples of the order."""
     worker = plan.worker
     studies = [case for case in worker.cases if case.kind == "studies"]
@@ -219,7 +223,7 @@ def _write(plan: Plan, n: int, *, changed: bool, merge: bool) -> Facts:
         )
     for case in worker.cases if merge else ():
         worker.store(case).merge()
-    return write_measurement(plan.run, record(plan, n), changed=changed)
+    return write_measurement(plan.run, record(plan, n, seconds), changed=changed)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

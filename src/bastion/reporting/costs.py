@@ -25,7 +25,7 @@ class CostTable:
     """Rows with one cell per run."""
 
     models: list[tuple[str, list[str]]]
-    attacks: list[tuple[str, list[tuple[str, str]]]]  # forward and backward passes per image
+    attacks: list[tuple[str, list[tuple[str, str, str]]]]  # forward and backward passes and seconds per image
 
     def __bool__(self) -> bool:
         return bool(self.models or self.attacks)
@@ -35,9 +35,10 @@ def cost_table(comparison: Comparison) -> CostTable:
     first = comparison.rows[0].facts
     labels = [case.label for case in first.about.cases if {"forwards", "backwards"} <= {*case.columns}]
     models = [(text, [_scalar(row, name) for row in comparison.rows]) for name, (text, _) in _SCALARS.items()]
+    models.append(("seconds of measuring, of all workers together", [_total_seconds(row) for row in comparison.rows]))
     return CostTable(
         models=[(text, cells) for text, cells in models if any(cells)],
-        attacks=[(label, [_passes(row, label) for row in comparison.rows]) for label in labels],
+        attacks=[(label, [_per_image(row, label) for row in comparison.rows]) for label in labels],
     )
 
 
@@ -50,6 +51,18 @@ def _scalar(row: Row, name: str) -> str:
     return count(parameters) if name == "parameters" and parameters is not None else ""
 
 
-def _passes(row: Row, label: str) -> tuple[str, str]:
+def _total_seconds(row: Row) -> str:
+    """Return the time that all probes and studies take; empty if some were stored before and not timed."""
+    about = row.facts.about
+    seconds = [about.seconds.get(case.label, math.nan) * case.n for case in about.cases]
+    return _seconds(sum(seconds)) if math.isfinite(sum(seconds)) else ""
+
+
+def _per_image(row: Row, label: str) -> tuple[str, str, str]:
     forwards, backwards = (float(row.facts.columns[f"{label}/{name}"].mean()) for name in ("forwards", "backwards"))
-    return f"{forwards:,.0f}", f"{backwards:,.0f}"
+    seconds = row.facts.about.seconds.get(label)
+    return f"{forwards:,.0f}", f"{backwards:,.0f}", "" if seconds is None else f"{_seconds(seconds)}\u00a0s"
+
+
+def _seconds(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

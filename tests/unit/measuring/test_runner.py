@@ -22,6 +22,7 @@ from bastion.corruptions import corrupt
 from bastion.data import datasets
 from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
+from bastion.measuring import executors
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.runner import measure
 from bastion.measuring.worker import Task, Worker
@@ -357,6 +358,21 @@ def test_measuring_again_leaves_the_measurement_as_it_was(ask: Any, tmp_path: Pa
     storage.write_json(path, storage.read_json(path) | {"created": "before"})
     next(tmp_path.rglob("*.safetensors")).unlink()
     assert ask(limit=16).about.created != "before"  # and so is one whose facts are
+
+
+def test_seconds_are_those_of_the_command_that_measured_and_change_nothing_else(
+    ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(worker: Worker, task: Task, *_: Any) -> tuple[Any, float]:
+        return worker(task), 3.0 * len(task.positions)
+
+    monkeypatch.setattr(executors, "_timed", timed)
+    facts = ask(limit=16)
+    assert facts.about.seconds == {case.label: 3.0 for case in facts.about.cases}
+    (path,) = (tmp_path / "run" / "measurements").glob("*.json")
+    before = path.read_bytes()
+    assert ask(limit=16).about.seconds == facts.about.seconds  # nothing is measured, and the file is kept
+    assert path.read_bytes() == before
 
 
 def test_a_damaged_file_of_facts_is_named(ask: Any, tmp_path: Path) -> None:

@@ -204,7 +204,21 @@ def test_confusions_are_counted_most_frequent_first(tmp_path: Path) -> None:
 def test_costs_are_means_over_the_images(everything: Comparison) -> None:
     table = cost_table(everything)
     assert table.models == [("parameters", ["696\u00a0k"]), ("multiply-accumulates per image", ["26.4\u00a0M"])]
-    assert table.attacks == [("autoattack", [("40", "20")])]
+    assert table.attacks == [("autoattack", [("40", "20", "")])]
+
+
+def test_costs_have_the_seconds_that_were_timed(tmp_path: Path) -> None:
+    passes = {"forwards": np.full(8, 40), "backwards": np.full(8, 20)}
+    cases = {
+        "clean": {"role": "clean", "columns": {"correct": np.ones(8, bool)}},
+        "pgd": {"role": "attack", "columns": {"correct": np.ones(8, bool), **passes}},
+    }
+    for name, seconds in {"timed": {"clean": 0.5, "pgd": 20.25}, "partly": {"pgd": 0.015}}.items():
+        measure_cases(create_run(tmp_path / name, seed=0), cases, seconds=seconds)
+    (comparison,) = compare(read_runs([tmp_path / "timed", tmp_path / "partly"]))
+    table = cost_table(comparison)
+    assert table.models == [("seconds of measuring, of all workers together", ["166", ""])]
+    assert table.attacks == [("pgd", [("40", "20", "20.2\u00a0s"), ("40", "20", "0.015\u00a0s")])]
 
 
 def test_differences_are_paired(make_run: MakeRun) -> None:
