@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +187,10 @@ def test_every_row_of_a_suite_has_a_label_of_its_own_and_the_file_says_what_it_i
 def test_autoattack_names_its_members_as_its_authors_do() -> None:
     for norm in ("linf", "l2", "l1"):
         assert [name for name, _ in AA.named_members(norm)] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+
+
+def test_the_documentation_lists_every_shipped_suite() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "suites.md").read_text()
+    table = text.partition("## Suites that ship")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(name for cell in cells for name in re.findall("`([^`]+)`", cell)) == sorted(shipped("suite"))
