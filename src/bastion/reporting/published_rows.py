@@ -79,7 +79,7 @@ def _estimate(share: float, n: int) -> Estimate:
 
 def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[Entry]:
     for info in infos:
-        if board.data["split"] == "train" or info.dataset not in DATA or robustbench_name(board) != info.dataset:
+        if board.data["split"] != "test" or info.dataset not in DATA or robustbench_name(board) != info.dataset:
             continue
         for column in board.columns_of("attack"):
             same = column.norms == (info.norm,) and same_radius(column.eps, info.eps)

@@ -373,6 +373,15 @@ def test_published_models_stand_beside_measured_ones(tmp_path: Path) -> None:
         leaderboard(tmp_path / "runs", page, published=tmp_path / "runs")
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_published_models_stand_beside_numbers_on_test_images_only(tmp_path: Path, split: str) -> None:
+    summarize(make_run(tmp_path / "runs" / "a"), 0.8, {"autoattack linf": 0.4}, data=DATA["cifar10"] | {"split": split})
+    said = {"dataset": "cifar10", "eps": "8/255", "clean_acc": "93.24", "autoattack_acc": "72.08"}
+    storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "Other2024.json", json.dumps(said))
+    ((board,), _) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
+    assert [entry.model for entry in board.entries] == ["a"]
+
+
 def test_robustbench_is_given_no_other_attack_as_autoattack(tmp_path: Path) -> None:
     attacked(tmp_path / "a", steps=10)
     boards, _ = read_boards(tmp_path)
