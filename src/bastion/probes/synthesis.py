@@ -32,10 +32,11 @@ class Synthesis(Probe):
     start: Literal["noise", "image"] = "noise"  # noise is uniform in [0, 1]
     steps: Count = 100
     eps: NotNegative | None = None  # None: 15 at 224×224, in proportion to √pixels at other sizes: 2.14 at 32×32
-    rel_step: Positive | None = None  # length of a step in units of eps; None: 1.5 / steps
+    rel_step: Positive | None = None  # length of a step in units of eps; None: 2.5 / steps
     classifiers: tuple[str, ...] = ()  # other models that classify the result
     identities: tuple[str, ...] = field(init=False, default=())  # of the classifiers, which facts depend on
 
+    version: ClassVar[int] = 2
     facts: ClassVar[Mapping[str, str]] = {
         "target": "the target class",
         "success": "the model predicts the target",
@@ -69,7 +70,7 @@ class Synthesis(Probe):
     def synthesise(self, model: nn.Module, batch: Batch) -> Tensor:
         """Images made from batch.x for the classes batch.y."""
         eps = at_size(15, batch.x) if self.eps is None else self.eps
-        size = eps * (1.5 / max(self.steps, 1) if self.rel_step is None else self.rel_step)
+        size = eps * (2.5 / max(self.steps, 1) if self.rel_step is None else self.rel_step)
         with frozen(model):
             return ascend(
                 model,

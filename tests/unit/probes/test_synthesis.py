@@ -70,6 +70,15 @@ def test_targets_are_uniform_over_the_classes_and_never_the_label_of_an_image() 
         assert (counts - n / classes).abs().max() < 5 * (n / classes) ** 0.5
 
 
+def test_steps_sum_to_two_and_a_half_radii(tiny_model: Classifier, tiny_data: DataSet) -> None:
+    model, batch = tiny_model.eval(), tiny_data.test.batch(range(4))
+    default, given, shorter = (
+        Synthesis(steps=10, rel_step=rel_step)(model, batch, seed=0)["synthesised"] for rel_step in (None, 0.25, 0.15)
+    )
+    assert torch.equal(default, given)
+    assert not torch.allclose(default, shorter, atol=1e-3)
+
+
 def test_no_steps_return_the_start() -> None:
     batch = Batch(torch.arange(2), torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
     facts = Synthesis(start="image", steps=0)(linear(by_rows()), batch, seed=0)
