@@ -351,9 +351,9 @@ Who recognises the class, in % of {pictures} images; chance is 10 %. −δ is th
 ## Claims
 
 *Held* and *did not hold*: the interval leaves zero, or the number that the claim names, on one side. *Cannot tell*: it
-does not, or there are too few models here for the claim. Intervals are 95 %: Wilson's of shares, Tango's of their
-differences on the same images, Bonett and Wright's of rank correlations, Student's t over networks and directions. A
-claim is tried on several models or in several ways:
+does not, or there are too few models here for the claim. A dash: the claim says nothing about this case. Intervals are
+95 %: Wilson's of shares, Tango's of their differences on the same images, Bonett and Wright's of rank correlations,
+Student's t over networks and directions. A claim is tried on several models or in several ways:
 
 {summary}
 
@@ -361,7 +361,9 @@ claim is tried on several models or in several ways:
 
 Eq. 5, on which the proof of C1 rests, has its middle term on the wrong side as printed; [the corrected
 one](jacobian.md#what-differs-from-the-paper) agrees with automatic differentiation. G5 is about many architectures that
-were trained adversarially, of which there are two here. What is said of a ViT and a CNN is said of these two.
+were trained adversarially, of which there are two here. For C4, `robust-vit` and `standard-vit` have three blocks, so
+the median of the others is that of a single block; of F, the ResNets' two blocks that change the shape are left out.
+What is said of a ViT and a CNN is said of these two.
 """
 
 
