@@ -177,6 +177,18 @@ def test_the_full_suite_has_attacks_in_three_norms_distances_and_every_corruptio
     assert len(full.members("mean corruption accuracy")) == 15 * 5
 
 
+def test_the_analysis_suite_has_its_parts_at_their_own_radii() -> None:
+    """Perturbations at 4/255, growth at 8/255, Lemma 1 at two; only sharpness and landscape are smaller."""
+    analysis = load_suite("analysis")
+    for name in ("jacobian", "interpretability", "weights", "landscape"):
+        for case in load_suite(name).cases():
+            found = [each for each in analysis.cases() if each.base == case.base]
+            given = {**case.spec, "n": 64, "points": 11} if case.base == "landscape" else case.spec
+            assert given in [each.spec for each in found], case.label
+    assert [each.spec.get("eps") for each in analysis.cases() if each.base == "lemma-1"] == [8 / 255, 1]
+    assert "jacobian-norms" in analysis.about and "--suite sharpness" in analysis.about
+
+
 @pytest.mark.parametrize("name", shipped("suite"))
 def test_every_row_of_a_suite_has_a_label_of_its_own_and_the_file_says_what_it_is(name: str) -> None:
     suite: Suite = load_suite(name)
