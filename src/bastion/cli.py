@@ -160,8 +160,9 @@ def measure(
         str | None,
         typer.Option(
             metavar="SUITE",
-            autocompletion=_names("suites"),
-            help="Instead of --attack: a shipped suite (see `bastion list suites`) or a .yaml file. Default: demo.",
+            autocompletion=_names("suites", "studies", "probes"),
+            help="Instead of --attack: a shipped suite (see `bastion list suites`), a .yaml file, or the name of one "
+            "study or probe. Default: demo.",
         ),
     ] = None,
     data: Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
+from bastion import plugins
 from bastion.errors import BastionError, did_you_mean, shown
 from bastion.files import read_text
 from bastion.papers import Row, read_paper
@@ -67,8 +68,13 @@ class Files:
         self.waiting: list[str] = []  # being resolved, to detect cycles
 
     def named(self, name: str, child: Path | None = None) -> dict[str, Any]:
-        """Read a file by shipped name or path, which may be relative to the folder of the child that extends it."""
+        """Read a file by shipped name or path, which may be relative to the folder of the child that extends it.
+
+        The name of a probe or study that no suite has is a suite of it alone.
+        """
         found = self._find(name, child)
+        if isinstance(found, dict):
+            return found
         key = name if isinstance(found, Row) else str(found)
         if key in self.waiting or len(self.waiting) > DEEPEST:
             problem = "goes round in a circle" if key in self.waiting else f"is more than {DEEPEST} files deep"
@@ -114,15 +120,25 @@ class Files:
             "expect": row.paper.expected(row.name) or result.get("expect", {}),
         }
 
-    def _find(self, name: str, child: Path | None) -> Path | Row:
+    def _find(self, name: str, child: Path | None) -> Path | Row | dict[str, Any]:
         if found := _shipped(name, self.kind):
             return found
         for path in (*([child.parent / name] if child else []), Path(name)):
             if path.suffix in SUFFIXES and os.path.isfile(path):
                 return path
-        where = f"{child}: extends: " if child else ""
-        known = did_you_mean(name, shipped(self.kind))
-        raise BastionError(f"{where}no {self.kind} '{name}': neither shipped with bastion nor a .yaml file{known}")
+        measured = _probes_and_studies() if self.kind == "suite" else {}
+        if name in measured:
+            return {measured[name]: {name: name}}
+        where, others = f"{child}: extends: " if child else "", ", probe or study" if measured else ""
+        known = did_you_mean(name, [*shipped(self.kind), *measured])
+        raise BastionError(
+            f"{where}no {self.kind} '{name}': neither shipped with bastion nor a .yaml file{others}{known}"
+        )
+
+
+def _probes_and_studies() -> dict[str, str]:
+    """Return the section of a suite that each probe and study stands in, by name."""
+    return {name: kind for kind in ("probes", "studies") for name, _ in plugins.headlines(kind)}
 
 
 def _shipped(name: str, kind: Kind) -> Path | Row | None:

@@ -82,6 +82,8 @@ def plugin(kind: str, name: str) -> Plugin:
     settings = settings_of(factory)
     line = use.format(name=name)
     lines = [line if settings else line.partition(":SETTING")[0]]
+    if kind in ("probes", "studies") and not is_suite(name) and all(each.default for each in settings):
+        lines.insert(0, f"bastion measure MODEL --suite {name}")
     lines += [f"from {PACKAGES[registry]} import {factory.__name__}"] if inspect.isclass(factory) else []
     return Plugin(inspect.cleandoc(factory.__doc__ or ""), settings, getattr(factory, "facts", {}), tuple(lines))
 

@@ -250,7 +250,7 @@ def written(value: Any) -> str:
 
 
 def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
-    """Load a suite by its shipped name (`demo`), its file, or its content.
+    """Load a suite by its shipped name (`demo`), its file, its content, or the name of its only probe or study.
 
     A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis; `probes.LABEL=null`
     leaves a probe out, likewise for aggregates. After any other change it is no longer the paper's protocol.

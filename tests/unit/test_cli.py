@@ -133,7 +133,9 @@ BAD_INPUT = {
     "measure zoo/cifar10-linf-vit --attack pgd --norm l3": "probes.pgd.threat.norm: unknown norm 'l3'",
     "measure zoo/cifar10-linf-vit --keep some": "keep: must be a whole number",
     "measure zoo/cifar10-linf-vit --suite autoattack": "no suite 'autoattack': neither shipped with bastion nor a "
-    ".yaml file; did you mean 'autoattack-linf'?",
+    ".yaml file, probe or study; did you mean 'autoattack-linf'?",
+    "measure zoo/cifar10-linf-vit --suite sparsty": "no suite 'sparsty': neither shipped with bastion nor a .yaml "
+    "file, probe or study; did you mean 'sparsity'?",
     "train tiny/demo-robust --set epochs=1": "tiny/demo-robust: epochs: unknown key; did you mean 'schedule.epochs'?",
     "compare nowhere zoo/cifar10-linf-vit": "no model 'nowhere': not a run",
     "compare zoo/cifar10-linf-vit zoo/cifar10-linf-resnet": "zoo/cifar10-linf-vit: not measured yet",

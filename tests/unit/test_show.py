@@ -58,6 +58,11 @@ def test_what_has_one_name_is_shown_as_all_that_it_is() -> None:
     assert "mean: [occlusion]" in text and re.search(r"^confidence_std +its standard deviation", text, re.M)
 
 
+def test_a_study_or_probe_that_is_a_suite_by_itself_is_shown_with_its_command() -> None:
+    assert "\nbastion measure MODEL --suite sparsity\n" in describe("sparsity")
+    assert "--suite adversarial" not in describe("adversarial")  # it needs a threat
+
+
 def test_a_suite_and_a_data_set_are_shown() -> None:
     assert re.search(r"^rows +4: clean, pgd-20, sanity, worst case$", describe("demo"), re.M)
     assert "to: [8/255]" in describe("demo")

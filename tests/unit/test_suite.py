@@ -26,6 +26,14 @@ CURVE: dict[str, Any] = {
 }
 
 
+def test_a_probe_or_study_by_name_is_a_suite_of_it_alone() -> None:
+    (study,) = load_suite("sparsity", "studies.sparsity.margin=0.1").cases()
+    assert (study.label, study.kind, study.spec) == ("sparsity", "studies", {"name": "sparsity", "margin": 0.1})
+    (probe,) = load_suite("input-gradient").cases()
+    assert (probe.label, probe.kind, probe.spec) == ("input-gradient", "probes", {"name": "input-gradient"})
+    assert len(load_suite("jacobian").cases()) > 1  # a suite of the same name comes first
+
+
 def test_axes_make_a_case_of_every_value_that_reaches_a_probe() -> None:
     cases = load_suite(CURVE).cases()
     assert [case.label for case in cases] == [

@@ -69,10 +69,11 @@ def measure(
     `data` is the name of a data set, perhaps with settings (`imagefolder:root=/data/cats,size=160`), a folder of class
     folders, `(x, y)`, a torch Dataset or a DataLoader; `keep` of how many examples adversarial ones are kept, or "all".
 
-    A suite is one that is shipped, a file, or what a file says: `{"probes": {"clean": "accuracy"}}`; `changes` are made
-    on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts go to `folder`; without it to the
-    model's own run, or to `runs/` under the model's name. `acceleration` False: attacks run the model just as it is.
-    `device` is for models by name: `cpu`, `cuda` or `cuda:1`; without it every GPU is used.
+    A suite is one that is shipped, a file, what a file says (`{"probes": {"clean": "accuracy"}}`), or the name of one
+    probe or study; `changes` are made on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts
+    go to `folder`; without it to the model's own run, or to `runs/` under the model's name. `acceleration` False:
+    attacks run the model just as it is. `device` is for models by name: `cpu`, `cuda` or `cuda:1`; without it every GPU
+    is used.
 
     `until` and `budget` take the examples in random order: `until=0.01` stops when the 95 % interval of every accuracy
     is no wider than that, `budget=30` after 30 minutes. Such an interval is about the accuracy on all the examples and
