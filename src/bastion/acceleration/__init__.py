@@ -6,8 +6,9 @@ Attacks search with it; whether a result is adversarial is decided on the model 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -140,8 +141,11 @@ def _batch_size(network: nn.Module, x: Tensor) -> int:
     return min(max(fitting, BATCH_SIZES[0]), BATCH_SIZES[1])
 
 
-def saved_bytes(network: nn.Module, x: Tensor) -> int:
-    """Bytes that a forward pass on x saves for the backward pass, without the network's parameters."""
+def saved_bytes(network: nn.Module, x: Tensor, run: Callable[[Tensor], Any] | None = None) -> int:
+    """Bytes that a forward pass on x saves for the backward pass, without the network's parameters.
+
+    `run` is what is run instead of the whole network, such as one of its blocks.
+    """
     saved: dict[int, int] = {}
     own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
 
@@ -151,5 +155,5 @@ def saved_bytes(network: nn.Module, x: Tensor) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
-        forward.logits(network, x.detach().requires_grad_())
+        (run or partial(forward.logits, network))(x.detach().requires_grad_())
     return max(sum(saved.values()), 1)

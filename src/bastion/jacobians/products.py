@@ -19,6 +19,7 @@ from bastion.forward import single_image_gradients
 from bastion.jacobians.linear_layers import LinearLayers
 
 ADJOINT = 1e-3  # relative error: far more than rounding, far less than from a missing path of the graph
+GRAPHS = 3  # graphs, each about as large as that of a forward pass: its own, of its backward pass, and of that one's
 
 Function = Callable[[Tensor], Tensor]  # (B, …) to (B, …), each example by itself
 

@@ -15,7 +15,7 @@ from bastion.acceleration import saved_bytes
 from bastion.forward import check_batch, frozen, misclassified
 from bastion.jacobians.lanczos import SingularValues, largest
 from bastion.jacobians.parts import Chain
-from bastion.jacobians.products import Branch, Function, Jacobian
+from bastion.jacobians.products import GRAPHS, Branch, Function, Jacobian
 from bastion.memory import check_memory
 from bastion.probes import probes
 from bastion.settings import AtLeastOne, settings
@@ -25,7 +25,6 @@ Fact = Literal["branch", "block", "embedding", "head", "network"]
 OF_BLOCKS = ("branch", "block")
 MEMORY = 1 << 30  # bytes that the examples of a chunk may need
 MOST = 32  # examples in a chunk
-GRAPHS = 3  # graphs, each about as large as that of a forward pass: its own, of its backward pass, and of that one's
 
 
 @probes.register("jacobian")

@@ -10,6 +10,9 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from bastion import rng
+from bastion.acceleration import saved_bytes
+from bastion.forward import device_of, frozen, in_mode
+from bastion.memory import check_memory
 from bastion.settings import Positive, settings
 from bastion.studies import studies
 from bastion.studies.weight_space import (
@@ -22,6 +25,9 @@ from bastion.studies.weight_space import (
     trained_weights,
 )
 from bastion.types import Batch, DataSet
+
+COPIES = 3  # of the weights, at once: a direction, and weights moved along one and along both
+DRAWING = 48  # bytes for a random number while its tensor is drawn
 
 
 @studies.register("landscape")
@@ -67,17 +73,32 @@ class Landscape(LossStudy):
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         batch, weights = self.examples(model, data), trained_weights(model, "landscape", matrices=True)
-        first, second = (self._direction(weights, number, seed) for number in range(2))
+        self._check_memory(model, batch, weights)
         axis = torch.linspace(-self.radius, self.radius, self.points, dtype=torch.float64)
         axis[self.points // 2] = 0  # exactly: the model itself
         columns = axis if self.dimensions == 2 else axis.new_zeros(1)
-        row = _moved(weights, axis[part].item(), first)
+        row = _moved(weights, axis[part].item(), self._direction(weights, 0, seed))
+        second = self._direction(weights, 1, seed)
         losses = [self._losses(model, batch, _moved(row, beta, second), seed) for beta in columns.tolist()]
         return {
             "alpha": axis[part],
             "beta": columns,
             **{name: torch.tensor([each[name] for each in losses], dtype=torch.float64) for name in losses[0]},
         }
+
+    def _check_memory(self, model: nn.Module, batch: Batch, weights: Weights) -> None:
+        """Raise an error if the moved weights, or the graph of an attack, do not fit."""
+        at_once = min(self.batch, self.n)
+        with in_mode(model, training=False), frozen(model):
+            graph = at_once * saved_bytes(model, batch.x[:1]) if self.attack else 0
+        copies = COPIES * sum(weight.numel() * weight.element_size() for weight in weights.values())
+        drawing = DRAWING * max(weight.numel() for weight in weights.values())
+        check_memory(
+            copies + max(drawing, graph),
+            device_of(model),
+            f"landscape: {COPIES} copies of the weights and {at_once} images at once",
+            "set a smaller `batch`, or free memory",
+        )
 
     def _direction(self, weights: Weights, number: int, seed: int) -> Weights:
         return filter_normalised(random_direction(weights, rng.normal, seed, "landscape", number), weights)

@@ -5,10 +5,12 @@ import torch
 from tests.vits import right_batch, small_vit
 from torch import Tensor
 
+from bastion import memory
 from bastion.errors import BastionError
 from bastion.jacobians.parts import Chain
 from bastion.probes import jacobian_norms
 from bastion.probes.jacobian_norms import JacobianNorms
+from bastion.studies.complexity import peak_memory
 from bastion.types import Batch
 
 
@@ -44,6 +46,26 @@ def test_the_bound_takes_the_largest_block_of_each_norm_and_is_no_smaller_than_t
     assert (facts["looseness"] >= 1).all()
     assert (facts["sigma_residual"] <= 1e-4).all()
     assert not facts["warning.unconverged"].any()
+
+
+def test_memory_that_does_not_suffice_is_told_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_available", lambda device: 1000)
+    monkeypatch.setattr(jacobian_norms, "Jacobian", None)
+    model = small_vit(depth=2)
+    with pytest.raises(BastionError, match=r"64 rows .* of 2 images: needs .* GiB of memory, 0\.0 GiB are free"):
+        JacobianNorms()(model, right_batch(model, n=2), seed=0)
+
+
+@pytest.mark.parametrize("examples", [1, 8])
+def test_the_memory_that_is_asked_for_is_what_is_used(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(jacobian_norms, "check_memory", lambda needed, *_: asked.append(needed))
+    monkeypatch.setattr(jacobian_norms, "ROWS", 8)
+    model = small_vit(depth=1).requires_grad_(False)
+    batch = right_batch(model, n=1)
+    batch = Batch(torch.arange(examples), batch.x.repeat(examples, 1, 1, 1), batch.y.repeat(examples))
+    used = peak_memory(lambda: JacobianNorms()(model, batch, seed=0), torch.device("cpu"))
+    assert 0.7 * used < asked[0] < 1.5 * used
 
 
 def test_a_block_that_is_too_large_is_refused_before_the_first_product() -> None:

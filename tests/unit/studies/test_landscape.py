@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.vits import small_vit
 from torch import Tensor, nn
 
-from bastion import Threat, rng
+from bastion import Threat, memory, rng
 from bastion.attacks.pgd import fgsm
 from bastion.data.arrays import ArraySplit
 from bastion.errors import BastionError
@@ -23,6 +23,8 @@ from bastion.measuring.runner import measure
 from bastion.models import Classifier
 from bastion.models.checkpoint import digest
 from bastion.settings import SettingsError
+from bastion.studies import landscape
+from bastion.studies.complexity import peak_memory
 from bastion.studies.landscape import Landscape
 from bastion.studies.weight_space import filter_normalised, random_direction, trained_weights
 from bastion.types import DataSet
@@ -197,3 +199,28 @@ def test_what_cannot_be_looked_at_says_why(tiny_model: Classifier, tiny_data: Da
         Landscape()(tiny_model, tiny_data, 0, seed=0)
     with pytest.raises(BastionError, match="landscape: no parameter of two or more dimensions of Classifier is"):
         SMALL(tiny_model.requires_grad_(False), tiny_data, 0, seed=0)
+
+
+ATTACKED = Landscape(points=3, n=24, batch=10, threat=Threat("linf", 0.1), attack=fgsm())
+
+
+@pytest.mark.parametrize("study", [SMALL, ATTACKED], ids=["clean", "attacked"])
+def test_what_does_not_fit_is_refused_before_it_starts(
+    study: Landscape, tiny_model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_available", lambda device: 2**10)
+    with pytest.raises(BastionError, match="landscape: 3 copies of the weights and 10 images at once: needs 0.0 GiB"):
+        study(tiny_model, tiny_data, 0, seed=0)
+
+
+@pytest.mark.parametrize(("width", "depth", "study"), [(500, 2, SMALL), (100, 20, SMALL), (10, 40, ATTACKED)])
+def test_the_memory_that_is_asked_for_is_what_is_used(
+    width: int, depth: int, study: Landscape, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One large tensor, of which drawing takes most; many small ones; and the graph of an attack."""
+    asked: list[int] = []
+    monkeypatch.setattr(landscape, "check_memory", lambda needed, *_: asked.append(needed))
+    inner = [each for _ in range(depth) for each in (nn.Linear(width, width), nn.Tanh())]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, width), *inner, nn.Linear(width, 3))
+    used = peak_memory(lambda: study(model, tiny_data, 0, seed=0), torch.device("cpu"))
+    assert 0.7 * used < asked[0] < 1.5 * used
