@@ -171,7 +171,7 @@ class Attack(ABC):
         return int((length + 1) * searches * self.eot)
 
     def versions(self, norm: Norm) -> tuple[int, ...]:
-        """Return its version, or those of its members."""
+        """Return its version, with those of attacks that it is made of, or those of its members."""
         return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
             self.version,
         )
@@ -303,6 +303,11 @@ class Study:
 
     version: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions that its facts depend on besides those of its settings."""
+        return ()
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return 1

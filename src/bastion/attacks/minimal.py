@@ -13,7 +13,7 @@ from bastion.attacks.fab import FAB, BoundarySteps
 from bastion.attacks.losses import likeliest_wrong
 from bastion.forward import Best, check_batch
 from bastion.settings import AtLeastOne, Count, settings
-from bastion.threat import Threat
+from bastion.threat import Norm, Threat
 from bastion.types import Attack, Batch
 
 
@@ -45,6 +45,9 @@ class Minimal(Attack):
             run_searches(fab, accelerated, batch, threat, best, targets=targets, goal="nearest")
             self._bisect(accelerated, batch, threat, best, clean, seed)
         return best.x
+
+    def versions(self, norm: Norm) -> tuple[int, ...]:
+        return self.version, FAB.version, APGD.version
 
     def _bisect(self, model: Accelerated, batch: Batch, threat: Threat, best: Best, clean: Tensor, seed: int) -> None:
         """Bisect, for each example, between the largest radius at which APGD fails and the smallest with success."""

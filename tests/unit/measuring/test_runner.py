@@ -17,6 +17,8 @@ from tests.vits import small_vit
 from torch import Tensor, nn
 
 from bastion import BastionError, storage
+from bastion.attacks.apgd import APGD
+from bastion.attacks.fab import FAB
 from bastion.attacks.pgd import PGD
 from bastion.corruptions import corrupt
 from bastion.data import datasets
@@ -24,6 +26,7 @@ from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.measuring import executors
 from bastion.measuring.facts import read_measurements
+from bastion.measuring.plan import Request, make_plan
 from bastion.measuring.runner import measure
 from bastion.measuring.worker import Task, Worker
 from bastion.models import Classifier, checkpoint
@@ -189,6 +192,30 @@ def test_a_raised_version_is_measured_anew(ask: Any, measured: list[Any], monkey
     monkeypatch.setattr(PGD, "version", 2, raising=False)
     ask(limit=16)
     assert measured[1:] == [("pgd", list(range(16)))]
+
+
+@pytest.mark.parametrize(
+    "suite",
+    [
+        {"probes": {"far": {"name": "distortion", "norm": "l2"}}},
+        {"probes": {"aa": {"name": "adversarial", "threat": {"norm": "l2", "eps": 1}, "attack": "autoattack"}}},
+        {"studies": {"landscape": {"name": "landscape", "threat": {"norm": "l2", "eps": 1}, "attack": "autoattack"}}},
+        {"studies": {"sharpness": {"name": "sharpness", "threat": {"norm": "l2", "eps": 1}, "attack": "minimal"}}},
+    ],
+    ids=["minimal", "autoattack", "study of autoattack", "study of minimal"],
+)
+def test_facts_are_named_by_the_versions_of_all_attacks_that_an_attack_is_made_of(
+    suite: dict[str, Any], tiny_model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name() -> str:
+        worker = make_plan(Request(tiny_model, tiny_data, suite), shuffle=False).worker
+        return worker.store(worker.cases[0]).name
+
+    names = [name()]
+    for part in (FAB, APGD):
+        monkeypatch.setattr(part, "version", 2)
+        names.append(name())
+    assert len(set(names)) == 3
 
 
 def test_a_suite_may_be_changed(ask: Any) -> None:
