@@ -39,6 +39,7 @@ ROOTS = {
     "corruptions",
     "jacobians",
     "memory",
+    "torchrun",
 }
 # room -> the rooms it may import besides ROOTS and itself
 ARROWS: dict[str, set[str]] = {

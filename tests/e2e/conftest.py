@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -50,23 +51,38 @@ def run():
     runpy.run_path({script!r}, run_name="__main__")
 
 config = LaunchConfig(
-    min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="tests", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-    max_restarts={restarts}, start_method="fork",
+    min_nodes={machines}, max_nodes={machines}, nproc_per_node=2 // {machines}, run_id="tests", rdzv_backend="c10d",
+    rdzv_endpoint="localhost:{port}", max_restarts={restarts}, start_method="fork",
 )
 elastic_launch(config, run)()
 """
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture(scope="session")
 def torchrun(warm: Path) -> Callable[..., str]:
-    """Run a script by two processes as `torchrun --standalone --nproc-per-node=2` does; what they print."""
+    """Run a script by two processes, of one torchrun or of one on each of two machines; what they print."""
 
-    def launch(script: Path, *, restarts: int = 0, **env: str) -> str:
-        words = [str(warm / "bin" / "bastion"), "-c", LAUNCH.format(script=str(script), restarts=restarts)]
-        done = subprocess.run(
-            words, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def launch(script: Path, *, machines: int = 1, restarts: int = 0, **env: str) -> str:
+        port = free_port() if machines > 1 else 0
+        code = LAUNCH.format(script=str(script), machines=machines, port=port, restarts=restarts)
+        agents = [
+            subprocess.Popen(
+                [str(warm / "bin" / "bastion"), "-c", code],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(machines)
+        ]
+        printed = [agent.communicate(timeout=300) for agent in agents]
+        assert not any(agent.returncode for agent in agents), "\n".join(errors for _, errors in printed)
+        return "".join(output for output, _ in printed)
 
     return launch

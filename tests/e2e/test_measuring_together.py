@@ -20,7 +20,8 @@ LIMITS = {"limit": 48, "batch_size": 4}
 UNTIL = 0.4
 
 # Two measurements, one after the other. In the second one rank 1 kills itself in its second batch, the first time that
-# it is started, and rank 0 waits for that after its first; every batch of that one leaves a line.
+# it is started, and rank 0 waits for that after its first; every batch of that one leaves a line. On two machines, only
+# that of rank 1 counts the restart.
 SCRIPT = """
 import json, os, pathlib, signal, sys, time
 from bastion.cli import main
@@ -62,8 +63,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def together(model: Path, torchrun: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one machine", "two machines"])
+def together(
+    request: pytest.FixtureRequest,
+    model: Path,
+    torchrun: Callable[..., str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """Both measurements by two processes."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "script.py").write_text(SCRIPT)
@@ -72,7 +78,8 @@ def together(model: Path, torchrun: Callable[..., str], tmp_path_factory: pytest
         [*words, "--until", str(UNTIL), "--dir", str(folder / "until")],
         [*words, "--dir", str(folder / "killed")],
     ]
-    told = torchrun(folder / "script.py", restarts=2, COMMANDS=json.dumps(commands), DONE=str(folder / "done"))
+    env = {"COMMANDS": json.dumps(commands), "DONE": str(folder / "done")}
+    told = torchrun(folder / "script.py", machines=request.param, restarts=2, **env)
     (folder / "told").write_text(told)
     return folder
 

@@ -27,9 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from bastion import journal
+from bastion import journal, torchrun
 from bastion.errors import BastionError, Interrupted
 from bastion.measuring.identity import identify, one_thread, read_identity
 from bastion.measuring.order import Doing
@@ -216,9 +215,8 @@ class Launched:
     _calls = itertools.count()
 
     def __init__(self) -> None:
-        store, self.rank, self.size = next(rendezvous("env://"))
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"measure {next(self._calls)} start {start}", store)
+        store, self.rank, self.size = torchrun.join()
+        self._store = PrefixStore(f"measure {next(self._calls)}", store)
 
     @staticmethod
     def join() -> Launched | None:

@@ -13,11 +13,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from bastion import torchrun
 from bastion.errors import BastionError
 from bastion.models import Classifier
 from bastion.training.sync_batchnorm import SyncBatchNorm2d
@@ -133,10 +132,8 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # The group is kept until the process ends: a second one would find the addresses of the first in the store. So
-        # would a process restarted by torchrun, hence the prefix with the number of restarts.
-        store, rank, size = next(rendezvous("env://"))
-        store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        # The group is kept until the process ends: a second one would find the addresses of the first in the store.
+        store, rank, size = torchrun.join()
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)

@@ -1,0 +1,58 @@
+"""The keys of torchrun's store: shared by all processes of one start, and by no others."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from bastion import BastionError, torchrun
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
+    """That of an agent, as its processes know it."""
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**env, "RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    return kept
+
+
+def _start(store: dist.Store, prefix: str) -> list[str]:
+    """What ranks 1 and 2 get, which ask before rank 0 is there."""
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(torchrun._ask_for_prefix, store.clone(), rank) for rank in (1, 2)]
+        torchrun._send_prefix(prefix, 3)
+        return [each.result() for each in asked]
+
+
+def test_processes_started_again_never_get_an_earlier_prefix(store: dist.TCPStore) -> None:
+    for start in range(3):
+        assert _start(store, f"start {start}") == [f"start {start}"] * 2
+        store.set("rank 1", f"asked by a process that was killed in start {start}")
+
+
+def test_a_process_without_rank_0_says_so(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "TIMEOUT", 0.0)
+    with pytest.raises(BastionError, match="process 0 did not answer process 1 within 0 minutes"):
+        torchrun._ask_for_prefix(store, 1)
+
+
+def test_rank_0_waits_for_nobody(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    shared, rank, size = torchrun.join.__wrapped__()
+    assert (rank, size) == (0, 3)
+    shared.set("key", "value")
+    assert not store.check(["key"])
+    monkeypatch.setenv("RANK", "1")
+    with ThreadPoolExecutor() as pool:
+        theirs, rank, _ = pool.submit(torchrun.join.__wrapped__).result()
+    assert rank == 1
+    assert theirs.get("key") == b"value"
+    torchrun._ask_for_prefix(store, 2)
+    for answering in set(threading.enumerate()) - before:  # nobody is left to ask
+        answering.join(10)
+        assert not answering.is_alive()
