@@ -160,15 +160,11 @@ class Attack(ABC):
         return []
 
     def passes(self, norm: Norm) -> int:
-        """Return the most forward passes per image, from the settings that most attacks have; 0: not known.
+        """Return the most forward passes per image, besides one on the clean image; 0: not known.
 
         For progress bars, and to decide whether preparing an accelerated copy is worth it.
         """
-        if members := self.named_members(norm):
-            return sum(member.passes(norm) for _, member in members)
-        length = getattr(self, "steps", getattr(self, "queries", -1))
-        searches = getattr(self, "restarts", 1) * max(getattr(self, "targets", 1), 1)
-        return int((length + 1) * searches * self.eot)
+        return sum(member.passes(norm) for _, member in self.named_members(norm))
 
     def versions(self, norm: Norm) -> tuple[int, ...]:
         """Return its version, with those of attacks that it is made of, or those of its members."""
@@ -268,7 +264,7 @@ class Description:
     threat: Threat | None = None
     members: tuple[str, ...] = ()  # the attacks of an ensemble, in their order
     versions: tuple[int, ...] = ()  # of the attacks that its facts depend on
-    passes: int = 1  # on an example at most; for the progress bar
+    passes: int = 1  # forward passes on an example that nothing fools; for the progress bar
 
 
 class Probe:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bastion import BastionError, Threat
+from bastion import BastionError, Threat, journal
 from bastion.attacks import attacks
 from bastion.data import datasets
 from bastion.forward import misclassified
@@ -127,6 +127,17 @@ class TestAttacks:
 
     def test_eps_zero_returns_the_image(self, name: str, threat: Threat, victim: Classifier, batch: Batch) -> None:
         assert torch.equal(_attack(name)(victim.eval(), batch, threat.scaled(0), seed=0), batch.x)
+
+    def test_it_takes_no_more_passes_than_it_says(
+        self, name: str, threat: Threat, victim: Classifier, batch: Batch
+    ) -> None:
+        attack, y = _attack(name), victim.eval()(batch.x).argmax(1)
+        with journal.opened() as notes:
+            attack(victim, batch._replace(y=y), threat.scaled(0.01), seed=0)
+        most = attack.passes(threat.norm)
+        if name == "self-ensemble":  # the journal counts the short passes from each block to the head too
+            most += attack.steps * (VIT["depth"] - 1)
+        assert 1 < max(notes.forwards.values()) <= most + 1  # one on the clean image
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -81,7 +81,11 @@ def torchrun(warm: Path) -> Callable[..., str]:
             )
             for _ in range(machines)
         ]
-        printed = [agent.communicate(timeout=300) for agent in agents]
+        try:
+            printed = [agent.communicate(timeout=300) for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
         assert not any(agent.returncode for agent in agents), "\n".join(errors for _, errors in printed)
         return "".join(output for output, _ in printed)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import nn
+from torch import Tensor, nn
 
 from bastion import Threat, journal, progress
+from bastion.acceleration import accelerate
 from bastion.attacks import APGD, PGD, AutoAttack, Ensemble, Square
 from bastion.attacks.judge import judge
+from bastion.attacks.minimal import Minimal
+from bastion.probes import probes
 from bastion.types import Attack, Batch
 
 
@@ -30,8 +34,13 @@ def test_the_bar_fits_80_columns(monkeypatch: pytest.MonkeyPatch, unit: str) -> 
 
 @pytest.mark.parametrize(
     "attack",
-    [PGD(steps=6, restarts=2), APGD(steps=6, targets=2), Ensemble(members=(APGD(steps=5), Square(queries=20)))],
-    ids=["pgd", "apgd", "ensemble"],
+    [
+        PGD(steps=6, restarts=2),
+        APGD(steps=6, targets=2),
+        Ensemble(members=(APGD(steps=5), Square(queries=20))),
+        Minimal(fab_steps=5, fab_targets=1, bisections=4, steps=3, targets=2),
+    ],
+    ids=["pgd", "apgd", "ensemble", "minimal"],
 )
 def test_an_attack_tells_how_far_it_is(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "INTERVAL", 0.0)
@@ -49,4 +58,50 @@ def test_an_attack_tells_how_far_it_is(attack: Attack, monkeypatch: pytest.Monke
 
 def test_the_passes_of_an_attack_are_known_before_it_runs() -> None:
     assert PGD(steps=10, restarts=3).passes("linf") == 33
-    assert AutoAttack().passes("linf") == 101 + 9 * 101 + 9 * 101 + 5001
+    assert AutoAttack().passes("linf") == 101 + 9 * 101 + 9 * 201 + 5001
+    assert AutoAttack().passes("l1") == 5 * 103 + 5 * 103 + 9 * 201 + 5001  # APGD in three phases
+    assert Minimal().passes("linf") == 9 * 201 + 11 * 3 * 41
+
+
+class Certain(nn.Module):
+    """Class 0 wins for every image; counts the images it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.images = nn.Parameter(torch.linspace(-1, 1, 3 * 16 * 16)), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.images += len(x)
+        slope = 1e-3 * (x.flatten(1) * self.weights).sum(1)
+        return torch.stack([10 + slope, -slope, slope], 1)
+
+
+THREAT = {"norm": "linf", "eps": 0.1}
+MEMBERS = [{"name": "pgd", "steps": 3}, {"name": "square", "queries": 20}]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "sanity", "threat": THREAT},
+        {"name": "sanity", "threat": THREAT, "steps": 20, "queries": 5, "tries": 1},
+        {"name": "flip-rate", "perturbation": "rotate"},
+        {"name": "occlusion", "masks": 5},
+        {"name": "patch-confidence", "steps": 8},
+        {"name": "synthesis", "steps": 12},
+        {"name": "frequency", "cutoffs": [0.1, 0.2], "attack": {"name": "pgd", "steps": 3}},
+        {
+            "name": "two-phase",
+            "threat": THREAT,
+            "first": 1,
+            "share": 0.5,
+            "attack": {"name": "ensemble", "members": MEMBERS},
+        },
+    ],
+    ids=lambda spec: spec["name"],
+)
+def test_a_probe_says_how_many_passes_it_takes(spec: dict[str, Any]) -> None:
+    model, probe = Certain().eval(), probes.build(spec)
+    x = torch.rand(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    probe(accelerate(model, enabled=False), Batch(torch.arange(16), x, torch.zeros(16, dtype=torch.int64)), seed=0)
+    assert probe.describe().passes == pytest.approx(model.images / 16, rel=0.25)

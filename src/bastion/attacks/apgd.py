@@ -53,6 +53,17 @@ class APGD(Attack):
             goal="hit" if self.keep == "fooled" else "loss",
         )
 
+    def passes(self, norm: Norm) -> int:
+        phases = len(self.sparse_phases()) if norm == "l1" else 1
+        return self.restarts * max(self.targets, 1) * (self.steps + phases) * self.eot
+
+    def sparse_phases(self) -> list[tuple[float, int]]:
+        """(factor of the radius, steps) of each phase of a search under l1; one or two steps are a single phase."""
+        if not self.phases or self.steps <= 2:
+            return [(1.0, self.steps)]
+        part = math.ceil(0.3 * self.steps)
+        return [(3.0, part), (2.0, part), (1.0, self.steps - 2 * part)]
+
     def short_name(self) -> tuple[str, dict[str, Any]]:
         if self.loss == "dlr" and self.targets:
             return "apgd-t", {"loss": "dlr", "targets": 9}
@@ -260,12 +271,8 @@ class SparseSteps(APGDSearch[SparseState]):
 
     def __init__(self, settings: APGD, norm: Norm, eps: Radius, loss: LossName, seed: int) -> None:
         super().__init__(settings, norm, eps, loss, seed)
-        part = math.ceil(0.3 * self.steps)
-        # (factor of the radius, steps) of each phase; a search of one or two steps has a single phase.
-        phased = settings.phases and self.steps > 2
-        plan = [(3.0, part), (2.0, part), (1.0, self.steps - 2 * part)] if phased else [(1.0, self.steps)]
-        self.scales = torch.tensor([scale for scale, _ in plan], dtype=torch.float64)
-        self.lengths = torch.tensor([count for _, count in plan])
+        scales, lengths = zip(*settings.sparse_phases(), strict=True)
+        self.scales, self.lengths = torch.tensor(scales, dtype=torch.float64), torch.tensor(lengths)
 
     def wants_gradient(self, state: SparseState) -> Tensor:
         return state.step < self.lengths.to(state.step.device)[state.phase]

@@ -11,7 +11,7 @@ from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
 from bastion.settings import Count, NotNegative, Positive, settings
-from bastion.threat import Threat
+from bastion.threat import Norm, Threat
 from bastion.types import Attack, Batch
 
 BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # Adam's
@@ -34,6 +34,9 @@ class CW(Attack):
 
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(model, batch, threat, lambda classes: AdamSteps(self), name="cw", goal="nearest")
+
+    def passes(self, norm: Norm) -> int:
+        return max(self.steps, 1)
 
 
 @dataclass

@@ -29,6 +29,9 @@ class DeepFool(Attack):
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
         return attack(model, batch, threat, lambda classes: StraightSteps(self, threat.norm, classes), name="deepfool")
 
+    def passes(self, norm: Norm) -> int:
+        return self.steps + 1
+
 
 class StraightSteps(Search[SearchState]):
     def __init__(self, settings: DeepFool, norm: Norm, classes: int) -> None:

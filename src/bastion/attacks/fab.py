@@ -16,7 +16,7 @@ from bastion.attacks.hyperplane import nearest_boundary, to_hyperplane
 from bastion.attacks.losses import targeted_margin
 from bastion.forward import misclassified
 from bastion.settings import AtLeastOne, Count, settings
-from bastion.threat import Threat, length
+from bastion.threat import Norm, Threat, length
 from bastion.types import Attack, Batch
 
 PULL = 0.1  # largest weight of the step from the image itself (α_max)
@@ -49,6 +49,10 @@ class FAB(Attack):
             restarts=self.restarts,
             goal="hit" if self.keep == "fooled" else "nearest",
         )
+
+    def passes(self, norm: Norm) -> int:
+        """An x that is adversarial, but not inside the threat's set, takes a second pass, moved towards the image."""
+        return self.restarts * max(self.targets, 1) * (2 * self.steps + 1)
 
     def short_name(self) -> tuple[str, dict[str, Any]]:
         return ("fab-t", {"targets": 9}) if self.targets else ("fab", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bastion import journal
 from bastion.acceleration import Accelerated, accelerate
 from bastion.attacks import attacks
 from bastion.attacks.apgd import APGD
@@ -40,18 +41,29 @@ class Minimal(Attack):
         with accelerated.ready(batch.x):
             clean = clean_logits(accelerated, batch)
             skip_misclassified(best, clean, batch, accelerated.rounding)
-            fab = BoundarySteps(FAB(steps=self.fab_steps, targets=self.fab_targets), threat, seed, clean.shape[1])
+            fab = BoundarySteps(self._fab, threat, seed, clean.shape[1])
             targets = likeliest_wrong(clean, batch.y, self.fab_targets)
             run_searches(fab, accelerated, batch, threat, best, targets=targets, goal="nearest")
             self._bisect(accelerated, batch, threat, best, clean, seed)
         return best.x
+
+    @property
+    def _fab(self) -> FAB:
+        return FAB(steps=self.fab_steps, targets=self.fab_targets)
+
+    @property
+    def _apgd(self) -> APGD:
+        return APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
+
+    def passes(self, norm: Norm) -> int:
+        return self._fab.passes(norm) + (self.bisections + 1) * self._apgd.passes(norm)
 
     def versions(self, norm: Norm) -> tuple[int, ...]:
         return self.version, FAB.version, APGD.version
 
     def _bisect(self, model: Accelerated, batch: Batch, threat: Threat, best: Best, clean: Tensor, seed: int) -> None:
         """Bisect, for each example, between the largest radius at which APGD fails and the smallest with success."""
-        attack = APGD(steps=self.steps, loss="dlr", targets=self.targets, phases=False)
+        attack = self._apgd
         targets = likeliest_wrong(clean, batch.y, self.targets)
         low = torch.zeros(len(batch.x), dtype=torch.float64, device=batch.x.device)
         high = torch.where(best.fooled, threat.distance(batch.x, best.x), threat.eps)
@@ -63,8 +75,12 @@ class Minimal(Attack):
             rule.starts = best.x if turn else None
             tried = Best(batch.x)
             tried.close(~wanted)
-            run_searches(rule, model, batch, threat, tried, targets=targets)
+            with journal.attacking(len(batch.x), 0):  # progress is reported after it
+                run_searches(rule, model, batch, threat, tried, targets=targets)
             better = tried.settled & wanted  # by a margin above rounding
             best.x[better], best.fooled[better] = tried.x[better], True
             high = torch.where(better, torch.minimum(radius, threat.distance(batch.x, tried.x)), high)
             low = torch.where(wanted & ~better, radius, low)
+            if journal.budget_if_due():
+                left = int((~best.settled).sum()) * (self.bisections - turn) * attack.passes(threat.norm)
+                journal.report_progress(left, int((~best.fooled).sum()))

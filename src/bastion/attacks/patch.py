@@ -17,7 +17,7 @@ from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, loss_and_grad
 from bastion.patches import Grid, token_grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
-from bastion.threat import Threat, length
+from bastion.threat import Norm, Threat, length
 from bastion.types import Attack, Batch, Tapped, Taps
 
 Choice = Literal["gradient", "random", "attention"]
@@ -50,6 +50,9 @@ class PatchPGD(Attack):
         for restart, mask in enumerate(draws):
             self.search(model, batch, threat, mask, seed=seed, draw=rng.key("patch-pgd", restart), best=best)
         return best.x
+
+    def passes(self, norm: Norm) -> int:
+        return self.restarts * (self.steps + 1) + (self.choose != "random")
 
     def search(
         self,
@@ -91,6 +94,9 @@ class FilledPatches(Attack):
             x = self.filled(batch, mask, threat, seed=seed, draw=rng.key(where, number))
             best.offer(x, *evaluate(model, batch.at(x), loss))
         return best.x
+
+    def passes(self, norm: Norm) -> int:
+        return self.draws + (self.choose != "random")
 
     def filled(self, batch: Batch, mask: Tensor, threat: Threat, *, seed: int, draw: int) -> Tensor:
         """The images with the pixels of a mask (B, 1, H, W) filled."""

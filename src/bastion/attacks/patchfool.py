@@ -22,7 +22,7 @@ from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, input_gradient, misclassified, record_zero_grad
 from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
-from bastion.threat import Threat
+from bastion.threat import Norm, Threat
 from bastion.types import Attack, Batch
 
 NAME = "patch-fool"
@@ -70,6 +70,9 @@ class PatchFool(Attack):
         x = optimizer.image()
         best.offer(x, *evaluate(model, batch.at(x), ce))
         return best.x
+
+    def passes(self, norm: Norm) -> int:
+        return self.steps + 1 + (self.choose != "random")
 
     def _patches(self, model: nn.Module, batch: Batch, seed: int) -> tuple[Grid, Tensor]:
         """The grid, and (B, patches) numbers of the chosen ones."""

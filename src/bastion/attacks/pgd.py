@@ -14,7 +14,7 @@ from bastion.attacks.losses import LOSSES, TARGETED, LossName, TargetedLoss, div
 from bastion.errors import BastionError
 from bastion.forward import Best, Loss, check_batch, evaluate, loss_and_grad, precise, predict, record_zero_grad
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
-from bastion.threat import SAFETY, Threat, length
+from bastion.threat import SAFETY, Norm, Threat, length
 from bastion.types import Attack, Batch
 
 
@@ -81,6 +81,9 @@ class PGD(Attack):
                 best=best,
             )
         return x if best is None else best.x
+
+    def passes(self, norm: Norm) -> int:
+        return self.restarts * max(self.targets, 1) * (self.steps + 1)
 
     def _losses(self, batch: Batch) -> list[Loss]:
         """The losses that a restart maximises: one, or one for each target."""

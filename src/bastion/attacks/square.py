@@ -15,7 +15,7 @@ from bastion.attacks import attacks
 from bastion.attacks.engine import Jobs, Search, SearchState, attack, initial_state
 from bastion.attacks.losses import margin
 from bastion.settings import AtLeastOne, Count, Share, settings
-from bastion.threat import SAFETY, Threat, project
+from bastion.threat import SAFETY, Norm, Threat, project
 from bastion.types import Attack, Batch
 
 # The share of the image that a square covers is halved after each of these queries, of 10,000.
@@ -42,6 +42,9 @@ class Square(Attack):
         return attack(
             model, batch, threat, lambda classes: kind(self, threat, seed), name="square", restarts=self.restarts
         )
+
+    def passes(self, norm: Norm) -> int:
+        return self.restarts * (self.queries + 1)
 
     def sides(self, height: int, width: int, *, odd: bool) -> Tensor:
         """(queries,) the side of the square that each query changes, in pixels."""

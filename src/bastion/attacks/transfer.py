@@ -19,7 +19,7 @@ from bastion.errors import BastionError
 from bastion.forward import Best, check_batch, evaluate, input_gradient, precise, record_zero_grad
 from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
-from bastion.threat import Threat
+from bastion.threat import Norm, Threat
 from bastion.types import Attack, Batch, Tapped
 
 
@@ -59,6 +59,10 @@ class Transferable(Attack):
         for candidate in (batch, batch.at(x)):
             best.offer(candidate.x, *evaluate(model, candidate, LOSSES[self.loss]))
         return best.x
+
+    def passes(self, norm: Norm) -> int:
+        """With `every_block`, those of the whole model: a pass from a block to the head is short."""
+        return self.steps + 1
 
     def _gradient(self, model: nn.Module, batch: Batch, x: Tensor, *, seed: int, step: int) -> Tensor:
         """The gradient of the loss at x, with the options applied."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bastion import forward
 from bastion.corruptions import VERSION
-from bastion.corruptions.sequences import PerturbationName, compares_with_first, frames
+from bastion.corruptions.sequences import LENGTH, PerturbationName, compares_with_first, frames
 from bastion.probes import probes
 from bastion.settings import settings
 from bastion.types import Batch, Description, Probe
@@ -33,7 +33,7 @@ class FlipRate(Probe):
     }
 
     def describe(self) -> Description:
-        return Description(versions=(VERSION,))
+        return Description(versions=(VERSION,), passes=LENGTH)  # of most sequences
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         before, flips, compared = None, torch.zeros(len(batch.x), device=batch.x.device), 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -47,7 +47,8 @@ class Frequency(Probe):
     }
 
     def describe(self) -> Description:
-        return describe_attack(self.attack, self.threat)
+        attack = describe_attack(self.attack, self.threat)
+        return replace(attack, passes=attack.passes + 2 + 4 * len(self.cutoffs))
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         with journal.opened() as notes:

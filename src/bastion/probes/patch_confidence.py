@@ -41,7 +41,8 @@ class PatchConfidence(MaskedProbe):
     }
 
     def describe(self) -> Description:
-        return Description(versions=(PatchPGD.version, PatchGaussian.version, PatchOcclusion.version))
+        versions = PatchPGD.version, PatchGaussian.version, PatchOcclusion.version
+        return Description(versions=versions, passes=self.steps + 4)
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         given, batch = check_batch(model, batch, "probe patch-confidence")

@@ -59,7 +59,19 @@ class Sanity(Probe):
     role = "check"
 
     def describe(self) -> Description:
-        return Description(self.threat, versions=(PGD.version, Square.version))
+        attacks = sum(attack.passes(self.threat.norm) + 2 for attack in self._attacks.values())  # clean, and judged
+        passes = self.forwards + 2 + len(COSINES) * self.nearby + 2 * self.directions + attacks
+        return Description(self.threat, versions=(PGD.version, Square.version), passes=passes)
+
+    @property
+    def _attacks(self) -> dict[str, Attack]:
+        return {
+            "pgd": PGD(steps=self.steps, loss=self.loss),
+            "one step": fgsm(loss=self.loss),
+            "noise": PGD(steps=0, restarts=self.tries, loss=self.loss),
+            "square": Square(queries=self.queries),
+            "unbounded": PGD(steps=self.steps, loss=self.loss, random_start=False),
+        }
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "sanity")
@@ -138,15 +150,16 @@ class Sanity(Probe):
         def fooled(which: Tensor, attack: Attack, threat: Threat = self.threat, draw: str = "pgd") -> Tensor:
             return fooled_by(attack, model, batch, which, threat, seed=rng.key("sanity", draw, seed))
 
-        survivors = right & ~fooled(right, PGD(steps=self.steps, loss=self.loss))
-        one_step = fooled(survivors, fgsm(loss=self.loss))
-        noise = fooled(survivors, PGD(steps=0, restarts=self.tries, loss=self.loss), draw="noise")
-        search = fooled(survivors, Square(queries=self.queries), draw="square")
+        attacks = self._attacks
+        survivors = right & ~fooled(right, attacks["pgd"])
+        one_step = fooled(survivors, attacks["one step"])
+        noise = fooled(survivors, attacks["noise"], draw="noise")
+        search = fooled(survivors, attacks["square"], draw="square")
         # PGD may also fail for other reasons: too long steps, a bad random start, a loss that rises without a mistake.
         # So a warning needs that many short steps of another loss from the clean image fail too.
         other: LossName = "ce" if self.loss == "margin" else "margin"
         missed = ~fooled(one_step | noise | search, PGD(steps=10 * self.steps, loss=other, random_start=False))
-        unbounded = fooled(survivors, PGD(steps=self.steps, loss=self.loss, random_start=False), BOX)
+        unbounded = fooled(survivors, attacks["unbounded"], BOX)
         return {
             "one-step-beats-many": one_step & missed,
             "noise-beats-gradient": noise & missed,

@@ -17,7 +17,7 @@ from bastion.probes import probes
 from bastion.probes.other_models import identity, logits_of_others
 from bastion.settings import Count, NotNegative, Positive, settings
 from bastion.threat import Threat, at_size
-from bastion.types import Batch, Probe, hard
+from bastion.types import Batch, Description, Probe, hard
 
 
 @probes.register("synthesis")
@@ -46,6 +46,9 @@ class Synthesis(Probe):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identities", tuple(map(identity, self.classifiers)))
+
+    def describe(self) -> Description:
+        return Description(passes=self.steps + 2)
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         given, batch = check_batch(model, batch, "probe synthesis")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import ClassVar
 
 import torch
@@ -44,7 +45,13 @@ class TwoPhase(Probe):
     }
 
     def describe(self) -> Description:
-        return describe_attack(self.attack, self.threat)
+        first, others = self._passes()
+        return replace(describe_attack(self.attack, self.threat), passes=first + others)
+
+    def _passes(self) -> tuple[int, int]:
+        """Of the first members on an example, and of the others in the mean, as only some survivors are sampled."""
+        passes = [member.passes(self.threat.norm) for _, member in self.attack.named_members(self.threat.norm)]
+        return sum(passes[: self.first]), math.ceil(self.share * sum(passes[self.first :]))
 
     @property
     def batches(self) -> int:
@@ -59,15 +66,18 @@ class TwoPhase(Probe):
                 f"{self.first} are for every example: none is left for the sample"
             )
         phases = Ensemble(members=tuple(members[: self.first])), Ensemble(members=tuple(members[self.first :]))
+        (first, others), n = self._passes(), len(batch.x)
         with journal.opened() as notes:
-            before = judge(model, batch, phases[0], self.threat, seed=seed)
+            with journal.attacking(n, first + others, later=others):
+                before = judge(model, batch, phases[0], self.threat, seed=seed)
             survived = before.clean & ~before.fooled
             drawn = rng.uniform(seed, batch.index, "two-phase").to(survived.device) < self.share
             sampled = survived & drawn
             by = dict(notes.fooled_by)
             lost, x = torch.zeros_like(sampled), before.x.clone()
             if sampled.any():
-                after = judge(model, batch.select(sampled), phases[1], self.threat, seed=seed)
+                with journal.attacking(n, first + others):
+                    after = judge(model, batch.select(sampled), phases[1], self.threat, seed=seed)
                 lost[sampled], x[sampled] = after.fooled, after.x
         by |= {each: self.first + number for each, number in notes.fooled_by.items() if each not in by}
         fooled = before.fooled | lost
