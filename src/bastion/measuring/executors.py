@@ -278,7 +278,7 @@ class Launched:
                 if work.stop:
                     raise work.interrupted(len(work.tasks) - len(todo))
                 if (task := todo.get(tasks[number].key)) is not None:
-                    self._store.set(f"right {task.key}", _packed(task, *_timed(worker, task)))
+                    self._store.set(f"right {task.key}", _packed(task, *_timed(worker, task, work.moved)))
                 keys = [each.key for each in tasks[first : number + 1]]
                 taken, first = taken | {key: todo[key] for key in keys if key in todo}, number + 1
                 self._collect(taken, todo, work)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from tests.conftest import QUICK
 from tests.vits import small_vit
 from torch import Tensor, nn
 
-from bastion import BastionError, storage
+from bastion import BastionError, journal, storage, torchrun
 from bastion.attacks.apgd import APGD
 from bastion.attacks.fab import FAB
 from bastion.attacks.pgd import PGD
@@ -26,6 +27,7 @@ from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.measuring import executors
 from bastion.measuring.facts import read_measurements
+from bastion.measuring.order import Doing, Pace
 from bastion.measuring.plan import Request, make_plan
 from bastion.measuring.runner import measure
 from bastion.measuring.worker import Task, Worker
@@ -279,6 +281,22 @@ def test_acceleration_can_be_switched_off_and_is_told(ask: Any, tmp_path: Path) 
     on, off = ask(), ask(acceleration=False, folder=tmp_path / "plain")
     assert np.mean(on.correct("pgd") == off.correct("pgd")) >= 0.95
     assert [facts.about.origins[0]["acceleration"] for facts in (on, off)] == [True, False]
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["one process", "torchrun"])
+def test_survivors_are_told_while_a_batch_is_attacked(
+    ask: Any, launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Doing] = []
+    monkeypatch.setattr(journal, "INTERVAL", 0.0)
+    monkeypatch.setattr(Pace, "moved", lambda self, doing: told.append(doing))
+    if launched:
+        monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+        monkeypatch.setattr(torchrun, "join", lambda: (dist.HashStore(), 0, 1))
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    facts = ask(limit=16)
+    assert [doing.of for doing in told] == [16] * 3  # steps of PGD
+    assert facts.correct("pgd").sum() <= told[-1].survivors <= told[0].survivors
 
 
 def test_a_data_set_given_as_an_object_has_no_variants(ask: Any) -> None:
