@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 from tests.conftest import QUICK
@@ -608,6 +609,32 @@ def test_a_suite_corrupts_a_data_set_that_is_given_as_an_object(
         right = tiny_model.eval()(made).argmax(1) == batch.y
         assert np.array_equal(facts.correct(f"corrupted type={name} severity={severity}"), right.numpy())
     assert len({case.store for case in facts.about.cases}) == 5
+
+
+@pytest.mark.parametrize(("suite", "changes"), [("quick", ()), ("corruptions", "severity=[1, 5]")])
+def test_a_resnet_of_timm_is_measured_as_timm_runs_it(suite: str, changes: Any, ask: Any) -> None:
+    """Labels are timm's own predictions, so that every clean image is right."""
+    mean, std = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+    model = checkpoint.build({"name": "timm/resnet10t", "num_classes": 10}, mean=mean, std=std, shape=(3, 32, 32))
+    network = timm.create_model("resnet10t", num_classes=10).eval()
+    network.load_state_dict(model.network.state_dict())
+
+    def predicted(x: Tensor) -> Tensor:
+        return network((x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)).argmax(1)
+
+    batch = datasets.build("cifar10-mini").test.batch(range(2))
+    y = predicted(batch.x)
+    facts = ask(model=model, data=(batch.x, y), suite=suite, changes=changes)
+    assert facts.n == 2 and facts.correct("clean").all()
+    if suite == "quick":
+        assert facts.columns["apgd-ce-10/in_budget"].all()
+        assert not any(warned.any() for name, warned in facts.columns.items() if name.startswith("sanity/warning."))
+        return
+    corrupted = facts.about.cases[1:]
+    assert len(corrupted) == 30
+    for case in corrupted:
+        made = corrupt(batch.x, case.at["type"], case.at["severity"], index=torch.arange(2))
+        assert facts.columns[f"{case.label}/prediction"].tolist() == predicted(made).tolist(), case.label
 
 
 def test_variants_of_the_data_share_its_images(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
