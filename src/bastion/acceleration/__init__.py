@@ -100,10 +100,6 @@ class Accelerated(Wrapped):
         shared = any(part.training and getattr(part, "together", False) for part in self.given.modules())
         return self.training_step and (shared or any(is_sharded(each) for each in self.given.parameters()))
 
-    def describe(self) -> dict[str, Any]:
-        """How the model was last run, for provenance."""
-        return {"enabled": self.enabled, "copied": self.copied, "batch_size": self.batch_size}
-
 
 def accelerate(model: nn.Module, *, enabled: bool = True) -> Accelerated:
     """The model in a form that is cheaper to attack; an accelerated one is returned unchanged.
