@@ -21,10 +21,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
     return kept
 
 
-def _start(store: dist.Store, prefix: str) -> list[str]:
+def _start(store: dist.TCPStore, prefix: str) -> list[str]:
     """What ranks 1 and 2 get, which ask before rank 0 is there."""
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(torchrun._ask_for_prefix, store.clone(), rank) for rank in (1, 2)]
+        connections = [dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False) for _ in range(2)]
+        asked = [pool.submit(torchrun._ask_for_prefix, each, rank) for rank, each in enumerate(connections, 1)]
         torchrun._send_prefix(prefix, 3)
         return [each.result() for each in asked]
 
