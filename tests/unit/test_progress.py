@@ -17,6 +17,7 @@ from bastion.attacks import APGD, PGD, AutoAttack, Ensemble, Square
 from bastion.attacks.judge import judge
 from bastion.attacks.minimal import Minimal
 from bastion.probes import probes
+from bastion.probes.two_phase import TwoPhase
 from bastion.types import Attack, Batch
 
 
@@ -105,3 +106,17 @@ def test_a_probe_says_how_many_passes_it_takes(spec: dict[str, Any]) -> None:
     x = torch.rand(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     probe(accelerate(model, enabled=False), Batch(torch.arange(16), x, torch.zeros(16, dtype=torch.int64)), seed=0)
     assert probe.describe().passes == pytest.approx(model.images / 16, rel=0.25)
+
+
+def test_two_phases_are_one_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "INTERVAL", 0.0)
+    x = torch.rand(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    attack = Ensemble(members=(APGD(steps=20), Square(queries=40)))
+    told: list[float] = []
+    with journal.watched(lambda share, _: told.append(share)):
+        TwoPhase(Threat("linf", 0.1), share=0.5, attack=attack, first=1)(
+            accelerate(Certain().eval(), enabled=False),
+            Batch(torch.arange(16), x, torch.zeros(16, dtype=torch.int64)),
+            seed=0,
+        )
+    assert told == sorted(told) and told[0] < 0.2 and told[-1] > 0.8
