@@ -16,6 +16,7 @@ axis, each with its factor: `size: {set: {data.size: 1, probes.pgd.threat.eps: 1
 from __future__ import annotations
 
 import fnmatch
+import functools
 import itertools
 import math
 import re
@@ -131,6 +132,14 @@ class Case:
     data: dict[str, Any] = field(default_factory=dict)  # changes to the data set's settings
     at: dict[str, Any] = field(default_factory=dict)  # the axes' values
 
+    def is_named(self, name: str) -> bool:
+        """Whether a member of an aggregate names it: its label in the suite, or a pattern of labels.
+
+        An axis with a single value is not in the label, but a pattern may name it.
+        """
+        values = (f"{axis}={written(value)}" for axis, value in self.at.items())
+        return name == self.base or any(map(_pattern(name).fullmatch, (self.label, " ".join([self.base, *values]))))
+
 
 class Suite(Section):
     about: str = ""  # its first line is what `bastion list suites` says
@@ -183,8 +192,7 @@ class Suite(Section):
         probes = [case for case in self.cases() if case.kind == "probes"]
         named_by: dict[str, str] = {}
         for name in names:
-            pattern = _pattern(name)
-            named = [case.label for case in probes if name == case.base or pattern.fullmatch(case.label)]
+            named = [case.label for case in probes if case.is_named(name)]
             if not named:
                 raise ValueError(f"aggregates.{aggregate}: no probe '{name}' in this suite")
             if weighted and (twice := [label for label in named if label in named_by]):
@@ -234,6 +242,7 @@ class Suite(Section):
             yield Case(" ".join([label, *values_text]), label, kind, spec, role, merge(content["data"], own_data), at)
 
 
+@functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
     """Compile a pattern in which only `*` is special."""
     return re.compile(fnmatch.translate(re.sub(r"[\[?]", r"[\g<0>]", name)))
@@ -252,8 +261,9 @@ def written(value: Any) -> str:
 def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
     """Load a suite by its shipped name (`demo`), its file, its content, or the name of its only probe or study.
 
-    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis; `probes.LABEL=null`
-    leaves a probe out, likewise for aggregates. After any other change it is no longer the paper's protocol.
+    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis; aggregates that name
+    others are left out. `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change it is
+    no longer the paper's protocol.
     """
     wanted = parse_changes(changes, Suite)
 
@@ -263,9 +273,23 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
         rest = {key: value for key, value in wanted.items() if key not in axes}
         changed = merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
         changed |= {part: _without_null(changed[part]) for part in LABELLED if part in changed}
+        if to_axes and changed.get("aggregates"):
+            changed["aggregates"] = _of_present_cases(changed)
         return changed if not rest or _only_leaves_out(rest) else {**changed, "paper": ""}
 
     return load_yaml(Suite, "suite", name, on_top)
+
+
+def _of_present_cases(content: Mapping[str, Any]) -> Any:
+    """Return the aggregates all of whose members are there."""
+    aggregates = content["aggregates"]
+    try:
+        cases = Suite.model_validate({**content, "aggregates": {}}).cases()
+        members = {name: Aggregate.model_validate(each).weights for name, each in aggregates.items()}
+    except ValueError:  # which the whole suite will raise too
+        return aggregates
+    present = {name for name, each in members.items() if all(any(c.is_named(one) for c in cases) for one in each)}
+    return {name: each for name, each in aggregates.items() if name in present}
 
 
 def _without_null(members: Any) -> Any:

@@ -177,3 +177,16 @@ def test_shipped_suites_load_and_never_mix_worst_cases_with_means() -> None:
 )
 def test_values_are_written_as_people_write_them(value: Any, text: str) -> None:
     assert written(value) == text
+
+
+def test_an_axis_with_fewer_values_leaves_out_aggregates_over_the_others() -> None:
+    one_severity = load_suite("corruptions", "severity=5")
+    assert one_severity.aggregates.keys() == load_suite("corruptions").aggregates.keys()
+    assert list(one_severity.members("fog")) == ["corrupted type=fog"]
+    two_types = load_suite("corruptions", "type=[fog, snow]")
+    assert two_types.aggregates.keys() == {"mean corruption accuracy", "fog", "snow"}
+    assert len(two_types.members("mean corruption accuracy")) == 10
+    assert load_suite("corruptions", ["type=fog", "severity=5"]).aggregates.keys() == {
+        "mean corruption accuracy",
+        "fog",
+    }

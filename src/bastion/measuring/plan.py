@@ -117,7 +117,7 @@ def _check_request(request: Request) -> None:
     if request.split not in ("train", "val", "test"):
         raise BastionError(f"split: expected train, val or test, got '{request.split}'")
     if isinstance(request.suite, Suite) and request.changes:
-        raise BastionError("measure: `changes` go with the name of a suite, a file or a mapping; a Suite is what it is")
+        raise BastionError("measure: `changes` are not for a Suite object; pass its name, a file or a mapping")
 
 
 def _tally(worker: Worker, order: Column) -> Tally:
@@ -225,7 +225,7 @@ def check_until(until: float, worker: Worker) -> None:
     if any(facts >= set(PHASES) for facts in described):
         raise BastionError("until: a two-phase estimate has an interval of its own; use --limit or --budget")
     if not any(CORRECT in facts for facts in described):
-        raise BastionError("until: no probe of this suite tells an accuracy; use --limit or --budget")
+        raise BastionError("until: no probe of this suite has an accuracy; use --limit or --budget")
 
 
 def _check_variant(case: Case, data: DataSet, base: DataSet, split: str, n: int) -> None:

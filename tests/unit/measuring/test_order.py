@@ -176,7 +176,7 @@ def test_a_study_is_finished_before_narrow_intervals_count(ask: Any) -> None:
 
 def test_there_must_be_an_interval_to_become_narrow(ask: Any) -> None:
     distances = {"probes": {"far": {"name": "distortion", "norm": "linf"}}}
-    with pytest.raises(BastionError, match="until: no probe of this suite tells an accuracy"):
+    with pytest.raises(BastionError, match="until: no probe of this suite has an accuracy"):
         ask(suite=distances, until=0.1)
     phased = {"probes": {"a": {"name": "two-phase", "threat": {"norm": "linf", "eps": 0.1}, "share": 0.5}}}
     with pytest.raises(BastionError, match="until: a two-phase estimate has an interval of its own"):
