@@ -151,7 +151,9 @@ def measure(
             help="An attack (see `bastion list attacks`), after clean accuracy and before checks; repeatable.",
         ),
     ] = None,
-    norm: Annotated[str, typer.Option(metavar="NORM", help="With --attack: linf, l2 or l1.")] = "linf",
+    norm: Annotated[
+        str | None, typer.Option(metavar="NORM", help="With --attack: linf, l2 or l1. Default: linf.")
+    ] = None,
     eps: Annotated[
         list[str] | None,
         typer.Option(metavar="EPS", help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255."),
@@ -256,16 +258,20 @@ def measure(
 
 
 def _wanted_suite(
-    suite: str | None, attacks: list[str], norm: str, eps: list[str], changes: list[str]
+    suite: str | None, attacks: list[str], norm: str | None, eps: list[str], changes: list[str]
 ) -> tuple[Any, list[str]]:
     """Return the suite, made of the attacks if there are any, and the changes to it."""
     if not attacks:
+        if norm is not None:
+            raise BastionError(
+                "measure: --norm goes with --attack; a suite has its own norm, such as --suite autoattack-l2"
+            )
         return suite or "demo", [*changes, *([f"eps=[{','.join(eps)}]"] if eps else [])]
     if suite is not None:
         raise BastionError("measure: --attack makes a suite of its own; give it or --suite, not both")
     from bastion.measuring.evaluate import attack_suite, radius
 
-    return attack_suite(attacks, norm, [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
+    return attack_suite(attacks, norm or "linf", [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
 
 
 @app.command(cls=Command)

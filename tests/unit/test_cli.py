@@ -131,6 +131,8 @@ BAD_INPUT = {
     "images of 32×32 and does not take 64×64",
     "measure zoo/cifar10-linf-vit --attack pgdd": "probes.pgdd.attack.name: unknown attack 'pgdd'; did you mean 'pgd'",
     "measure zoo/cifar10-linf-vit --attack pgd --norm l3": "probes.pgd.threat.norm: unknown norm 'l3'",
+    "measure zoo/cifar10-linf-vit --norm l2 --eps 0.5": "measure: --norm goes with --attack; a suite has its own norm",
+    "measure zoo/cifar10-linf-vit --suite autoattack-linf --norm l2": "measure: --norm goes with --attack; a suite has",
     "measure zoo/cifar10-linf-vit --keep some": "keep: must be a whole number",
     "measure zoo/cifar10-linf-vit --suite autoattack": "no suite 'autoattack': neither shipped with bastion nor a "
     ".yaml file, probe or study; did you mean 'autoattack-linf'?",
