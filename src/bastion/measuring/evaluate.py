@@ -25,6 +25,7 @@ from bastion.data.given import images, labels
 from bastion.errors import BastionError
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
+from bastion.measuring.guards import warn_if_normalised_input_is_expected
 from bastion.measuring.plan import BATCH_SIZE
 from bastion.measuring.runner import measure
 from bastion.models.load import load
@@ -71,6 +72,7 @@ def attack(
     network = load(model) if isinstance(model, str | Path) else model
     batch = _batch(x, y)
     threat, chosen = Threat(norm, radius(eps)), attack if isinstance(attack, Attack) else attacks.build(attack)
+    warn_if_normalised_input_is_expected(network, batch)
     device, found = device_of(network), []
     count = len(batch.x)
     accelerated = accelerate(network)

@@ -11,17 +11,17 @@ from bastion import forward, rng
 from bastion.forward import device_of, in_mode, misclassified
 from bastion.models import Classifier
 from bastion.models.normalisations import NORMALISATIONS
-from bastion.types import Split
+from bastion.types import Batch
 
 CHECKED = 32  # images
 GAINED = 8  # of them, and none lost: the chance of that is 1 in 256
 
 
-def warn_if_normalised_input_is_expected(model: nn.Module, split: Split) -> None:
-    """Warn if the network is right on more images when they are normalised, and on no fewer."""
-    batch = split.batch(range(min(CHECKED, len(split)))).to(device_of(model))
-    if isinstance(model, Classifier) or batch.x.shape[1] != 3:
+def warn_if_normalised_input_is_expected(model: nn.Module, images: Batch) -> None:
+    """Warn if the network is right on more of the first images when they are normalised, and on no fewer."""
+    if len(images.x) < GAINED or images.x.shape[1] != 3 or _normalises(model):
         return
+    batch = images.select(torch.arange(min(CHECKED, len(images.x)))).to(device_of(model))
     usual = "imagenet" if batch.x.shape[2] > 64 else "cifar10"
     mean, std = (torch.tensor(each).view(3, 1, 1).to(batch.x) for each in NORMALISATIONS[usual])
 
@@ -35,7 +35,13 @@ def warn_if_normalised_input_is_expected(model: nn.Module, split: Split) -> None
     if gained >= GAINED and not lost and len({*batch.y[after].tolist()}) > 1:
         warnings.warn(
             f"of {len(batch.x)} images the model gets {int(before.sum())} right, and {int(after.sum())} if they are "
-            f"normalised: it seems to expect normalised images. Measure bastion.wrap(model, normalize='{usual}'), or "
-            "with the mean and std that it was trained with",
-            stacklevel=2,
+            f"normalised: it seems to expect normalised images. Use bastion.wrap(network, normalize='{usual}'), "
+            "which `path.py:function` may return too, or give it the mean and std that it was trained with",
+            stacklevel=3,
         )
+
+
+def _normalises(model: nn.Module) -> bool:
+    """Whether a mean is subtracted or a std divided by: `wrap` may have been given none."""
+    own = [each for each in model.modules() if isinstance(each, Classifier)]
+    return any(bool((each.mean != 0).any() or (each.std != 1).any()) for each in own)

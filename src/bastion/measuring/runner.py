@@ -21,7 +21,7 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
 from bastion.measuring.facts import Facts, write_measurement
-from bastion.measuring.guards import warn_if_normalised_input_is_expected
+from bastion.measuring.guards import CHECKED, warn_if_normalised_input_is_expected
 from bastion.measuring.order import Doing, Limits, Pace, shortened, surviving
 from bastion.measuring.plan import (
     BATCH_SIZE,
@@ -161,7 +161,8 @@ def _execute(
     if not silent:
         _print_study_costs(worker, todo)
         if todo:
-            warn_if_normalised_input_is_expected(worker.model.given, plan.split)
+            first = plan.split.batch(range(min(CHECKED, len(plan.split))))
+            warn_if_normalised_input_is_expected(worker.model.given, first)
     name = shortened(suite_name(plan.request.suite), NAME_LENGTH)
     with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=silent) as advance:
 

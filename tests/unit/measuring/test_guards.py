@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import bastion
-from bastion.data.given import from_tensors
 from bastion.measuring.guards import warn_if_normalised_input_is_expected
 from bastion.measuring.sanity import accuracy_warnings
+from bastion.types import Batch
 
 
 class Brightness(nn.Module):
@@ -35,14 +35,19 @@ def images() -> tuple[Tensor, Tensor]:
     return 0.3 + 0.3 * y.view(-1, 1, 1, 1).expand(16, 3, 8, 8).clone(), y
 
 
-def test_a_network_that_expects_normalised_images_is_told(images: tuple[Tensor, Tensor]) -> None:
-    split = from_tensors(*images).test
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_network_that_expects_normalised_images_is_told(images: tuple[Tensor, Tensor], wrapped: bool) -> None:
+    """Also one in a Classifier that does not normalise, as `path.py:function` makes of a network."""
+    batch, network = Batch(torch.arange(16), *images), Brightness(0.0)
+    given = bastion.wrap(network, normalize="none", shape=(3, 8, 8)) if wrapped else network
     with pytest.warns(UserWarning, match="gets 8 right, and 16 if they are normalised.*normalize=.cifar10."):
-        warn_if_normalised_input_is_expected(Brightness(0.0), split)
+        warn_if_normalised_input_is_expected(given, batch)
+    with pytest.warns(UserWarning, match="gets 8 right, and 16 if they are normalised"):
+        bastion.attack(given, *images, "fgsm", eps=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_normalised_input_is_expected(Brightness(0.45), split)
-        warn_if_normalised_input_is_expected(bastion.wrap(Brightness(0.0), normalize="cifar10", shape=(3, 8, 8)), split)
+        warn_if_normalised_input_is_expected(Brightness(0.45), batch)
+        warn_if_normalised_input_is_expected(bastion.wrap(network, normalize="cifar10", shape=(3, 8, 8)), batch)
 
 
 @pytest.mark.parametrize(
