@@ -179,6 +179,24 @@ def test_what_is_wrong_is_said_in_one_line(x: Tensor, y: Any, message: str, mode
         bastion.evaluate(model, (x, y), "pgd")
 
 
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (0.7, "data: example 1: labels: expected class numbers, got fractions"),
+        (torch.eye(10)[3], r"data: example 1: label: expected one class number, got \(10,\); if one-hot"),
+        ("cat", "data: example 1: label: cannot be read as numbers, got str"),
+        (None, "data: example 1: label: cannot be read as numbers, got NoneType"),
+    ],
+)
+def test_a_label_that_is_no_class_number_is_named(label: Any, message: str, model: nn.Module) -> None:
+    class Labelled(Pairs):
+        def __getitem__(self, number: int) -> Any:
+            return self.x[number], label if number == 1 else np.array([3])  # (1,), as in MedMNIST
+
+    with pytest.raises(bastion.BastionError, match=message):
+        bastion.evaluate(model, Labelled(torch.rand(2, 3, 32, 32), torch.zeros(2)), "pgd")
+
+
 def test_an_eps_in_levels_is_refused(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(bastion.BastionError, match="8/255 meant"):
         bastion.evaluate(model, images, "fgsm", eps=8)

@@ -191,12 +191,12 @@ def _rows(given: DataLoader[Any], limit: int | None) -> tuple[Tensor, Tensor]:
 
 def _collected(pairs: Iterable[Any], total: int | None) -> tuple[Tensor, Tensor]:
     x: list[Tensor] = []
-    y: list[int] = []
+    y: list[Tensor] = []
     with bar("reading data", total or 0, 0) as advance:
         for pair in pairs:
             picture, label = _pair(pair)
             x.append(image(picture))
-            y.append(int(label))
+            y.append(_label(label, len(y)))
             if x[-1].shape != x[0].shape:
                 raise BastionError(
                     f"data: images must have one size, got {tuple(x[0].shape)} and {tuple(x[-1].shape)}; resize them "
@@ -205,7 +205,18 @@ def _collected(pairs: Iterable[Any], total: int | None) -> tuple[Tensor, Tensor]
             advance()
     if not x:
         raise BastionError("data: there are no images")
-    return in_range(torch.stack(x)), torch.tensor(y)
+    return in_range(torch.stack(x)), torch.cat(y)
+
+
+def _label(given: Any, number: int) -> Tensor:
+    """Convert the label of one example to int64 (1,)."""
+    try:
+        y = _tensor(given, "label")
+        if y.numel() != 1:
+            raise BastionError(f"label: expected one class number, got {tuple(y.shape)}; if one-hot, argmax()")
+        return labels(y.flatten())
+    except BastionError as error:
+        raise BastionError(f"data: example {number}: {error}") from error
 
 
 def _pair(given: Any) -> tuple[Any, Any]:
