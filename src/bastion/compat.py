@@ -23,7 +23,7 @@ from bastion.attacks.ensemble import Ensemble
 from bastion.attacks.fab import FAB
 from bastion.attacks.square import Square
 from bastion.errors import BastionError, did_you_mean
-from bastion.forward import device_of, in_mode
+from bastion.forward import Function, device_of, in_mode
 from bastion.measuring.evaluate import attack, evaluate
 from bastion.measuring.runner import measure
 from bastion.threat import Norm
@@ -94,7 +94,7 @@ class AutoAttack:
             raise BastionError("AutoAttack: TensorFlow models are not supported; give a function of torch tensors")
         if attacks_to_run and version != "custom":
             raise BastionError("AutoAttack: attacks_to_run is for version='custom'; the other versions have their own")
-        self.model = model if isinstance(model, nn.Module) else _Function(model, device)
+        self.model = model if isinstance(model, nn.Module) else Function(model, device)
         self.norm, self.epsilon, self.seed, self.verbose, self.version = norm, eps, seed, verbose, version
         self._norm = _lookup(norm, NORMS, "norm")
         self.attacks_to_run = [*(_lookup(version, VERSIONS, "version") or attacks_to_run)]
@@ -201,17 +201,6 @@ class AutoAttack:
             "square": lambda: Square(queries=square.n_queries, restarts=square.n_restarts, share=square.p_init),
         }
         return _lookup(name, makers, "attack")()
-
-
-class _Function(nn.Module):
-    """Wraps a function of images as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor], device: Any) -> None:
-        super().__init__()
-        self.function, self.device = function, device
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x if self.device is None else x.to(self.device)).to(x.device)
 
 
 def benchmark(

@@ -62,6 +62,17 @@ class Wrapped(Delegate):
         return self.given(x)
 
 
+class Function(nn.Module):
+    """A function of images as a module; it gets them on `device`. None: where they are."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], device: Any = None) -> None:
+        super().__init__()
+        self.function, self.device = function, device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x if self.device is None else x.to(self.device)).to(x.device)
+
+
 def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, Batch]:
     """Unwrap the model and detach the batch; raise an error if the model cannot be attacked on this batch."""
     if not isinstance(model, nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,53 @@ def test_a_label_that_is_no_class_number_is_named(label: Any, message: str, mode
 def test_an_eps_in_levels_is_refused(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(bastion.BastionError, match="8/255 meant"):
         bastion.evaluate(model, images, "fgsm", eps=8)
+
+
+@pytest.mark.parametrize("eps", [np.float32(0.5), torch.tensor(0.5), np.array([0.5], np.float32), torch.tensor([0.5])])
+def test_an_eps_of_numpy_or_torch(eps: Any, model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    result = bastion.evaluate(model, images, "fgsm", norm="l2", eps=eps, checks=False)
+    assert "ℓ2 ≤ 0.5" in result.table()
+
+
+def test_a_plain_function_is_a_model_too(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x, y = images
+    model.eval()
+    assert torch.equal(bastion.attack(lambda x: model(x), x, y, "fgsm").x, bastion.attack(model, x, y, "fgsm").x)
+    result = bastion.evaluate(lambda x: model(x), images, "fgsm", checks=False)
+    assert result.accuracies()["clean"].value == pytest.approx(8 / 12)
+
+
+def test_a_model_in_float64_is_attacked_in_float64(images: tuple[Tensor, Tensor]) -> None:
+    x, y = images
+    adv = bastion.attack(Net().double(), x.double(), y, "pgd")
+    assert adv.x.dtype == adv.logits.dtype == torch.float64
+
+
+X, Y = torch.rand(2, 3, 32, 32), torch.tensor([0, 1])
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "eps": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps=None), "eps: expected a number such as 8/255, got"),
+    "no batch": (lambda: bastion.attack(Net(), X, Y, batch_size=0), "batch_size: must be a whole number of at least 1"),
+    "half a batch": (lambda: bastion.attack(Net(), X, Y, batch_size=2.5), "batch_size: must be a whole number"),
+    "size": (lambda: bastion.attack(Net(), torch.rand(2, 3, 8, 8), Y), r"does not take images \(B, 3, 8, 8\): Run"),
+    "class": (lambda: bastion.attack(Net, X, Y), r"model: expected .* got the class Net; give Net\(…\)"),
+    "no model": (lambda: bastion.evaluate(None, (X, Y)), "model: expected a torch.nn.Module, .* got None"),
+    "mean": (lambda: bastion.wrap(Net(), mean=0.5, std=0.5), "wrap: mean and std need one number for each channel"),
+    "compare": (lambda: bastion.compare(Net(), Net()), "expected a run directory or the name of .*, got Net; `meas"),
+    "report": (lambda: bastion.report(Net(), "report.html"), "expected a run directory or the name of .*, got Net"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_call_is_told_in_one_line(mistake: str) -> None:
+    call, message = MISTAKES[mistake]
+    with pytest.raises(bastion.BastionError, match=message):
+        call()
+
+
+def test_studies_alone_have_no_columns_of_examples(images: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    facts = bastion.measure(Net(), images, {"studies": {"sparse": "sparsity"}}, folder=tmp_path / "run")
+    with pytest.raises(bastion.BastionError, match="the suite has only studies; use `studies"):
+        facts.to_csv(tmp_path / "facts.csv")
 
 
 def test_a_network_that_a_function_of_my_file_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,8 @@ def from_tensors(x: Tensor, y: Tensor, *, num_classes: int | None = None, classe
     )
 
 
-def images(given: Any) -> Tensor:
-    """Convert tensors, arrays or lists to float32 (N, C, H, W) in [0, 1]; bytes are divided by 255."""
+def images(given: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Convert tensors, arrays or lists to floats (N, C, H, W) in [0, 1]; bytes are divided by 255."""
     x = torch.stack([image(each) for each in given]) if isinstance(given, list | tuple) else _tensor(given, "images")
     if x.ndim == 3:
         raise BastionError(
@@ -122,7 +122,7 @@ def images(given: Any) -> Tensor:
         raise BastionError(f"images: expected (N, C, H, W), got {tuple(x.shape)}")
     if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = x.permute(0, 3, 1, 2)
-    return in_range(x)
+    return in_range(x, dtype)
 
 
 def image(given: Any) -> Tensor:
@@ -136,13 +136,13 @@ def image(given: Any) -> Tensor:
     return x.permute(2, 0, 1) if x.shape[0] not in (1, 3) and x.shape[2] in (1, 3) else x
 
 
-def in_range(x: Tensor) -> Tensor:
-    """Convert to float32 in [0, 1]; raise if the images seem to be normalised or not divided by 255."""
+def in_range(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Convert to floats in [0, 1]; raise if the images seem to be normalised or not divided by 255."""
     if x.dtype == torch.uint8:
-        return x.float().div_(255).contiguous()
+        return x.to(dtype).div_(255).contiguous()
     if not x.is_floating_point():
         raise BastionError(f"images: expected floats in [0, 1] or bytes, got {x.dtype}; divide by 255 first")
-    x = x.float().contiguous()
+    x = x.to(dtype).contiguous()
     low, high = (x.min().item(), x.max().item()) if x.numel() else (0.0, 0.0)
     if low >= 0 and high <= 1:
         return x

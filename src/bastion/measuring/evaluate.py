@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bastion import journal, rng
+from bastion import forward, journal, rng
 from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import is_adversarial, judge
@@ -26,9 +26,9 @@ from bastion.errors import BastionError
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
 from bastion.measuring.guards import warn_if_normalised_input_is_expected
-from bastion.measuring.plan import BATCH_SIZE
+from bastion.measuring.plan import BATCH_SIZE, Model, check_integers
 from bastion.measuring.runner import measure
-from bastion.models.load import load
+from bastion.models.load import as_module
 from bastion.progress import Advance, bar
 from bastion.recipe_yaml import read_value
 from bastion.threat import Norm
@@ -54,7 +54,7 @@ class AdversarialExamples:
 
 
 def attack(
-    model: nn.Module | str | Path,
+    model: Model,
     x: Any,
     y: Any,
     attack: Attacks = "autoattack",
@@ -66,11 +66,13 @@ def attack(
 ) -> AdversarialExamples:
     """Attack images with pixels in [0, 1] inside a ball of radius `eps`. The results are checked on the model itself.
 
-    The model takes pixels and gives logits; it is run in eval mode. `attack` is a name (see `bastion list attacks`),
-    a dict such as `{"name": "pgd", "steps": 20}`, or an attack.
+    The model takes pixels and gives logits: a module, which is run in eval mode, a function, or the name of a model.
+    `attack` is a name (see `bastion list attacks`), a dict such as `{"name": "pgd", "steps": 20}`, or an attack.
     """
-    network = load(model) if isinstance(model, str | Path) else model
-    batch = _batch(x, y)
+    check_integers({"batch_size": batch_size}, least=1)
+    given_on = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    network = as_module(model, given_on)
+    batch = _batch(x, y, network)
     threat, chosen = Threat(norm, radius(eps)), attack if isinstance(attack, Attack) else attacks.build(attack)
     warn_if_normalised_input_is_expected(network, batch)
     device, found = device_of(network), []
@@ -85,9 +87,8 @@ def attack(
             with journal.watched(partial(_show_progress, advance, start, len(some.x), count)):
                 found.append(_attacked(accelerated, some, chosen, threat, seed))
             advance(done=(start + len(some.x)) / count)
-    device = x.device if isinstance(x, Tensor) else torch.device("cpu")
     names = [field.name for field in dataclasses.fields(AdversarialExamples)]
-    return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(device) for name in names))
+    return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(given_on) for name in names))
 
 
 def _show_progress(advance: Advance, start: int, images: int, count: int, share: float, survivors: int) -> None:
@@ -103,25 +104,42 @@ def _attacked(model: nn.Module, batch: Batch, chosen: Attack, threat: Threat, se
     return AdversarialExamples(x, success, threat.distance(batch.x, x), logits)
 
 
-def _batch(x: Any, y: Any) -> Batch:
-    pictures, classes = images(x), labels(y)
+def _batch(x: Any, y: Any, network: nn.Module) -> Batch:
+    """Return the examples, in float64 for a network in float64; raise if the network does not run on them."""
+    double = {each.dtype for each in network.parameters()} == {torch.float64}
+    pictures, classes = images(x, torch.float64 if double else torch.float32), labels(y)
     if len(pictures) != len(classes):
         raise BastionError(f"attack: {len(pictures)} images, but {len(classes)} labels")
     if not len(pictures):
         raise BastionError("attack: there are no images")
+    try:
+        with torch.no_grad(), in_mode(network, training=False), rng.preserved():
+            forward.logits(network, pictures[:2].to(device_of(network)))
+    except BastionError:
+        raise
+    except Exception as error:  # a user's network may raise anything
+        shape, reason = ", ".join(map(str, pictures.shape[1:])), f"{type(error).__name__}: {error}"
+        raise BastionError(f"attack: the model does not take images (B, {shape}): {reason}") from error
     return Batch(torch.arange(len(pictures)), pictures, classes)
 
 
-def radius(eps: Radius) -> float:
-    """Parse eps: 0.03 or "8/255"."""
+def radius(eps: Any) -> float:
+    """Parse eps: 0.03, "8/255", or a number of numpy or torch."""
     value = read_value(eps, "eps") if isinstance(eps, str) else eps
+    value = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BastionError(f"eps: expected a number such as 8/255, got {eps!r}")
     return float(value)
 
 
+def _radii(eps: Any) -> list[float]:
+    """Parse one eps or several: a list, an array or a tensor."""
+    single = isinstance(eps, str) or not isinstance(eps, Iterable) or getattr(eps, "ndim", 1) == 0
+    return [radius(each) for each in ([eps] if single else eps)]
+
+
 def evaluate(
-    model: nn.Module | str | Path,
+    model: Model,
     data: Any,
     attacks: Attacks | Sequence[Attacks] = "autoattack",
     *,
@@ -140,8 +158,7 @@ def evaluate(
     numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
     """
     chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
-    radii = [radius(each) for each in ([eps] if isinstance(eps, str | int | float) else eps)]
-    suite = attack_suite(chosen, norm, radii, checks=checks)
+    suite = attack_suite(chosen, norm, _radii(eps), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
         return measure(model, data, suite, folder=Path(folder) / "run", keep=keep, **options).in_memory()

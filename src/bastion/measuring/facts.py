@@ -67,6 +67,8 @@ class Facts:
     def rows(self) -> dict[str, Column]:
         """Return all columns with one value per example, by name; `index` and `label` come first, once."""
         names = [name for name in self.columns if self.case(name.rpartition("/")[0]).kind == "probes"]
+        if not names:
+            raise BastionError("no column has one value per example: the suite has only studies; use `studies()`")
         shared = {each: next(name for name in names if name.endswith(f"/{each}")) for each in ("index", "label")}
         own = [name for name in names if name.rpartition("/")[2] not in shared and self.columns[name].ndim == 1]
         return {name: self.columns[key] for name, key in shared.items()} | {name: self.columns[name] for name in own}

@@ -21,6 +21,11 @@ def default_folder(name: str, weights: str) -> Path:
 
 def find_run(model: str | Path) -> Run:
     """Find the run by its directory or the argument of `bastion measure`: `zoo/NAME`, `timm/NAME`, a folder, a file."""
+    if not isinstance(model, str | Path):
+        raise BastionError(
+            f"expected a run directory or the name of a measured model, got {type(model).__name__}; `measure` stores "
+            "facts in a run, `facts.run.folder`"
+        )
     if (run := Run(Path(model))).exists():
         return run
     folder = ZOO / str(model).removeprefix("zoo/") if str(model).startswith("zoo/") else Path(model)

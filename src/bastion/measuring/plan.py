@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bastion import storage
 from bastion.data.given import as_data
@@ -26,7 +26,7 @@ from bastion.measuring.order import Tally, shuffled
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Job, Worker, build_data, check_fit, on_device
 from bastion.models.columns import num_outputs
-from bastion.models.load import best_device, is_function, load, locate, timm_model_name
+from bastion.models.load import as_module, best_device, is_function, load, locate, timm_model_name
 from bastion.run import Run, create_run
 from bastion.suite import CORRECT, Case, Suite, load_suite
 from bastion.types import DataSet, Probe, Split
@@ -35,6 +35,7 @@ from bastion.types import DataSet, Probe, Split
 BATCH_SIZE = 128
 PICTURES = 16  # examples of which pictures are kept
 
+Model = nn.Module | Callable[[Tensor], Tensor] | str | Path  # from pixels to logits, or what names one
 SuiteLike = Suite | Mapping[str, Any] | str | Path  # a suite, or what names or makes one
 
 
@@ -42,7 +43,7 @@ SuiteLike = Suite | Mapping[str, Any] | str | Path  # a suite, or what names or 
 class Request:
     """The arguments of `measure`."""
 
-    model: nn.Module | str | Path
+    model: Model
     data: Any
     suite: SuiteLike
     changes: Mapping[str, Any] | Iterable[str] | str = ()
@@ -137,10 +138,10 @@ def suite_name(given: SuiteLike) -> str:
     return Path(given).stem if isinstance(given, str | Path) else "custom"
 
 
-def _source(model: nn.Module | str | Path) -> nn.Module | Path:
+def _source(model: Model) -> nn.Module | Path:
     """The model itself, or the folder or function that each worker loads it from."""
-    if isinstance(model, nn.Module):
-        return model
+    if not isinstance(model, str | Path):
+        return as_module(model)
     if is_function(model):
         return Path(model)
     return locate(model) if timm_model_name(model) is None else load(model)
@@ -172,12 +173,12 @@ def _is_run(model_folder: Path) -> bool:
     return model_folder.name == "model" and storage.is_file(model_folder.parent / "provenance.json")
 
 
-def _model_name(source: nn.Module | Path, given: nn.Module | str | Path) -> str:
+def _model_name(source: nn.Module | Path, given: Model) -> str:
     """What tables and reports call the model: one that was built by name has that name."""
     if isinstance(source, Path):
         folder = source.resolve()
         return folder.parent.name if _is_run(folder) else folder.name
-    if not isinstance(given, nn.Module):
+    if isinstance(given, str | Path):
         return str(given)
     spec = getattr(source, "spec", None)
     return str(spec["name"]) if isinstance(spec, dict) and "name" in spec else type(source).__name__.lower()

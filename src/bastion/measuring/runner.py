@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import nn
 
 from bastion import storage
 from bastion.errors import BastionError
@@ -26,6 +25,7 @@ from bastion.measuring.order import Doing, Limits, Pace, shortened, surviving
 from bastion.measuring.plan import (
     BATCH_SIZE,
     PICTURES,
+    Model,
     Plan,
     Request,
     SuiteLike,
@@ -47,7 +47,7 @@ NAME_LENGTH = 16  # of a suite, in a progress bar
 
 
 def measure(
-    model: nn.Module | str | Path,
+    model: Model,
     data: Any = "cifar10-mini",
     suite: SuiteLike = "demo",
     *,
@@ -115,7 +115,7 @@ class Shard(NamedTuple):
 
 
 def measure_shard(
-    model: nn.Module | str | Path,
+    model: Model,
     data: Any = "cifar10-mini",
     suite: SuiteLike = "demo",
     *,

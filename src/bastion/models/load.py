@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
+from bastion.forward import Function
 from bastion.listing import ZOO, zoo_names
 from bastion.models import Classifier, checkpoint
 from bastion.models.wrap import wrap
@@ -64,6 +66,18 @@ def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
 
     plain, option, _ = timm_name.partition(":pretrained=false")
     return untrained(plain) if option else pretrained(plain)
+
+
+def as_module(model: Any, device: Any = None) -> nn.Module:
+    """The module itself, one that is loaded by name, or a function of images, which gets them on `device`."""
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, str | Path):
+        return load(model)
+    if isinstance(model, type) or not callable(model):
+        got = f"the class {model.__name__}; give {model.__name__}(…)" if isinstance(model, type) else repr(model)
+        raise BastionError(f"model: expected a torch.nn.Module, a function of images or a name, got {got}")
+    return Function(model, device)
 
 
 def timm_model_name(name: str | Path) -> str | None:

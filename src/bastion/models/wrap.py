@@ -63,7 +63,12 @@ def _stats(
             f"wrap: give mean and std, or normalize= one of {', '.join(NORMALISATIONS)}; `none` if the network "
             "normalises by itself"
         )
-    return tuple(map(float, mean)), tuple(map(float, std))
+    try:
+        return tuple(map(float, mean)), tuple(map(float, std))
+    except TypeError as error:
+        raise BastionError(
+            f"wrap: mean and std need one number for each channel, such as (0.5, 0.5, 0.5), got {mean!r} and {std!r}"
+        ) from error
 
 
 def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:

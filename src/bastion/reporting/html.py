@@ -34,7 +34,8 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
 
     A run is its folder, or the model that was measured: `zoo/NAME`, `timm/NAME`, a model folder.
     """
-    page = render(tables.read_runs([runs] if isinstance(runs, str | Path) else runs))
+    folders = [runs] if isinstance(runs, str | Path) or not isinstance(runs, Sequence) else runs
+    page = render(tables.read_runs(folders))
     storage.write_text(Path(output), printable(page))
     return Path(output)
 
