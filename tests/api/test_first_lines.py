@@ -255,9 +255,16 @@ def test_a_network_that_a_function_of_my_file_returns(tmp_path: Path, monkeypatc
     (tmp_path / "mine.py").write_text(
         "import torch\n\ndef net():\n    torch.manual_seed(0)\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))\n"
+        "\ndef boom():\n    raise OSError('no weights')\n\ndef two(width):\n    return torch.nn.Linear(width, 2)\n"
     )
     facts = bastion.measure("mine.py:net", suite={"probes": {"clean": "accuracy"}}, limit=8)
     assert facts.run.folder.name.startswith("mine.py-net-") and facts.about.model == "mine.py:net"
     bastion.report("mine.py:net", "report.html")
     with pytest.raises(bastion.BastionError, match=r"mine.py: no function 'nett'; did you mean 'net'\?"):
         bastion.load("mine.py:nett")
+    with pytest.raises(bastion.BastionError, match=r"mine.py:boom\(\): OSError: no weights"):
+        bastion.load("mine.py:boom")
+    with pytest.raises(bastion.BastionError, match=r"mine.py:two\(\): TypeError: two\(\) missing 1 required"):
+        bastion.load("mine.py:two")
+    with pytest.raises(bastion.BastionError, match="mine.py: is a file; give the function .* mine.py:FUNCTION"):
+        bastion.load("mine.py")

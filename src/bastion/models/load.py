@@ -42,6 +42,8 @@ def locate(name: str | Path) -> Path:
             return folder
     if storage.is_file(path / "provenance.json"):
         raise BastionError(f"{path}: this run has no model yet; finish it with `bastion train … --run {path} --resume`")
+    if storage.is_file(path) and path.suffix == ".py":
+        raise BastionError(f"{path}: is a file; give the function that returns the network, {path}:FUNCTION")
     if storage.is_file(path):
         raise BastionError(f"{path}: is a file; give the folder with the weights and {checkpoint.CARD}")
     raise BastionError(
@@ -100,7 +102,12 @@ def _returned(file: str, function: str) -> Classifier:
     if not callable(make):
         known = [name for name, each in vars(module).items() if callable(each) and not name.startswith("_")]
         raise BastionError(f"{file}: no function '{function}'{did_you_mean(function, known)}")
-    network = make()
+    try:
+        network = make()
+    except BastionError:
+        raise
+    except Exception as error:
+        raise BastionError(f"{file}:{function}(): {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
         raise BastionError(f"{file}:{function}: must return a torch.nn.Module, got {type(network).__name__}")
     if isinstance(network, Classifier):
