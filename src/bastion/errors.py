@@ -44,15 +44,41 @@ def shown(value: object, *, quoted: bool = True) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
+# Names in torchattacks, foolbox, advertorch and AutoAttack, without case and punctuation, and ours.
+ELSEWHERE = {
+    "bim": "pgd",
+    "ifgsm": "pgd",
+    "alpha": "step",
+    "stepsize": "step",
+    "absstepsize": "step",
+    "relstepsize": "rel_step",
+    "iters": "steps",
+    "nbiter": "steps",
+    "niter": "steps",
+}
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close, else all known names if they are few."""
+    """Return `; did you mean 'x'?` if a known name is close, else all known names if they are few.
+
+    Case and punctuation do not count; a name that another library has for it is known too.
+    """
     word, names = str(word)[:200], sorted(known)
     variants = [name for name in names if name.startswith(f"{word}-")]
     if usual := [name for name in variants if name.endswith("-linf")]:  # of a suite for each norm
         return f"; did you mean '{usual[0]}'?"
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6) or [name for name in names if word.startswith(name)]
+    wanted, plain = _letters(word), {_letters(name): name for name in reversed(names)}
+    if (ours := ELSEWHERE.get(wanted)) in names:
+        return f"; did you mean '{ours}'?"
+    near = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.6)
+    near = near or [name for name in plain if name and wanted.startswith(name)]
     if near:
-        return f"; did you mean '{near[0]}'?"
+        return f"; did you mean '{plain[near[0]]}'?"
     if 0 < len(names) <= 20:
         return f"; known: {', '.join(names)}"
     return ""
+
+
+def _letters(name: str) -> str:
+    """Return a name without case and punctuation: `WeightDecay` and `weight_decay` are the same."""
+    return re.sub(r"[\W_]+", "", name).lower()

@@ -24,7 +24,7 @@ from bastion.errors import BastionError
 from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
 from bastion.recipe_yaml import read_fractions
 from bastion.registry import canonical
-from bastion.settings import REGISTRY, explain
+from bastion.settings import REGISTRY, SettingsError, explain
 
 NON_HASHED = {"about", "expect", "checkpoint", "log_every", "loggers", "workers"}  # keys that do not affect the weights
 
@@ -65,6 +65,8 @@ class Spec(BaseModel):
     def _from_name_or_object(cls, value: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(value, str):
             return build({"name": value})
+        if isinstance(value, type):
+            raise SettingsError("", (), f"give {value.__name__}(), not the class")
         if isinstance(value, Mapping | BaseModel) or type(value).__module__ == "builtins":
             return build(value)
         spec = build({"name": type(value).__name__.lower(), **canonical(value)})

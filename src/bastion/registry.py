@@ -167,7 +167,7 @@ class Registry(Generic[T]):
             spec = {"name": spec}
         where = path or self.kind
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            raise SettingsError(where, (), f"expected one {self.kind} as {{name: …}}, got {shown(spec)}")
+            raise SettingsError(where, (), self._expected(spec))
         factory = self.factory(spec["name"], path)
         last = self.finish_keys(spec["name"])
         values = {str(key): value for key, value in spec.items() if key != "name"}
@@ -184,9 +184,14 @@ class Registry(Generic[T]):
         if isinstance(value, str | Mapping):
             return self.build(value, self.kind)
         if not isinstance(value, self._product):
-            raise SettingsError(self.kind, (), f"expected one {self.kind} as {{name: …}}, got {shown(value)}")
+            raise SettingsError(self.kind, (), self._expected(value))
         made: T = value
         return made
+
+    def _expected(self, given: Any) -> str:
+        if isinstance(given, type):
+            return f"give {given.__name__}(), not the class"
+        return f"expected one {self.kind} as {{name: …}}, got {shown(given)}"
 
     def _discover(self) -> None:
         if self._discovered:

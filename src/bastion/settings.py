@@ -247,6 +247,8 @@ def explain(
         names = {*_keys_at(known, keys[:-1]), *(others if len(keys) == 1 else ())}
         below = [f"{name}.{keys[-1]}" for name in names if keys[-1] in _keys_at(known, [*keys[:-1], name])]
         near = f"; did you mean '{below[0]}'?" if len(below) == 1 else did_you_mean(keys[-1], names)
+        if not below and keys[-1] in ("eps", "norm"):
+            near = f"; {keys[-1]} belongs to the threat: {{norm: linf, eps: 8/255}}, or bastion.attack(…, {keys[-1]}=…)"
         message = f"unknown key{near}"
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from bastion import rng
 from bastion.settings import NotNegative, SettingsError, settings
 
-Norm = Literal["linf", "l2", "l1"]
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+Norm = Annotated[Literal["linf", "l2", "l1"], BeforeValidator(_lower)]  # "Linf" too, as RobustBench writes it
 
 
 @settings(kw_only=False)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bastion
 from bastion.attacks import PGD, AutoAttack, Square
+from bastion.training.objectives.trades import Trades
 from bastion.types import Attack, Batch
 
 EPS = 8 / 255
@@ -209,6 +210,11 @@ def test_an_eps_of_numpy_or_torch(eps: Any, model: nn.Module, images: tuple[Tens
     assert "ℓ2 ≤ 0.5" in result.table()
 
 
+def test_a_norm_as_robustbench_writes_it(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    result = bastion.evaluate(model, images, "fgsm", norm="L2", eps=0.5, checks=False)
+    assert "ℓ2 ≤ 0.5" in result.table() and bastion.attack(model, *images, "fgsm", norm="Linf").success.shape == (12,)
+
+
 def test_a_plain_function_is_a_model_too(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     x, y = images
     model.eval()
@@ -230,6 +236,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "half a batch": (lambda: bastion.attack(Net(), X, Y, batch_size=2.5), "batch_size: must be a whole number"),
     "size": (lambda: bastion.attack(Net(), torch.rand(2, 3, 8, 8), Y), r"does not take images \(B, 3, 8, 8\): Run"),
     "class": (lambda: bastion.attack(Net, X, Y), r"model: expected .* got the class Net; give Net\(…\)"),
+    "attack": (lambda: bastion.attack(Net(), X, Y, PGD), r"attack: give PGD\(\), not the class"),
+    "attacks": (lambda: bastion.evaluate(Net(), (X, Y), PGD), r"attack: give PGD\(\), not the class"),
+    "objective": (lambda: bastion.train("tiny/demo-robust", objective=Trades), r"give Trades\(\), not the class$"),
+    "norm": (lambda: bastion.attack(Net(), X, Y, norm="L0"), "threat.norm: unknown norm 'l0'; known: l1, l2, linf"),
     "no model": (lambda: bastion.evaluate(None, (X, Y)), "model: expected a torch.nn.Module, .* got None"),
     "mean": (lambda: bastion.wrap(Net(), mean=0.5, std=0.5), "wrap: mean and std need one number for each channel"),
     "compare": (lambda: bastion.compare(Net(), Net()), "expected a run directory or the name of .*, got Net; `meas"),

@@ -144,6 +144,9 @@ BAD_INPUT = {
     "report nowhere": "no model 'nowhere': not a run",
     "report zoo/cifar10-linf-vit": "zoo/cifar10-linf-vit: not measured yet; run `bastion measure zoo/",
     "show resnet18": "show resnet18: nothing that `bastion list` names, no run and no folder",
+    "measure resnet18": "no model 'resnet18': not a run, not a folder with card.json, not zoo/NAME (see `bastion list "
+    "zoo`); did you mean 'timm/resnet18'?",
+    "show PGD": "show PGD: nothing that `bastion list` names, no run and no folder; did you mean 'pgd'?",
     "show pgdd": "show pgdd: nothing that `bastion list` names, no run and no folder; did you mean 'pgd'?",
     "list attacks zzz": "list: no attack matches 'zzz'",
     "measure zoo/cifar10-linf-vit --device gpu": "device: 'gpu' cannot be used here",

@@ -8,7 +8,7 @@ import pickle
 import pytest
 from rich.table import Table
 
-from bastion.errors import BastionError, Interrupted, printable, shown
+from bastion.errors import BastionError, Interrupted, did_you_mean, printable, shown
 from bastion.progress import SafeConsole
 from bastion.settings import SettingsError
 
@@ -52,3 +52,9 @@ def test_a_value_in_a_message_is_as_much_as_can_be_read() -> None:
     assert shown("a") == "'a'"
     assert len(shown("a" * 10**6)) == 200
     assert shown(10**5000).startswith("a int (Exceeds the limit")
+
+
+def test_suggestions_ignore_case_and_punctuation() -> None:
+    assert did_you_mean("WeightDecay", ["weight_decay", "warmup"]) == "; did you mean 'weight_decay'?"
+    assert did_you_mean("alpha", ["step", "steps"]) == "; did you mean 'step'?"
+    assert did_you_mean("alpha", ["steps", "restarts"]) == "; known: restarts, steps"  # whose steps have no length

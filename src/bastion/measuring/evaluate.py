@@ -78,7 +78,7 @@ def attack(
     device, found = device_of(network), []
     count = len(batch.x)
     accelerated = accelerate(network)
-    if 0 < count * chosen.passes(norm) < WORTH_PREPARING:
+    if 0 < count * chosen.passes(threat.norm) < WORTH_PREPARING:
         accelerated = Accelerated(network, enabled=False, batch_size=BATCH_SIZES[0])
     with in_mode(network, training=False), rng.preserved(), bar("attacking", 1, unit="share") as advance:
         for start in range(0, count, batch_size):
@@ -157,7 +157,7 @@ def evaluate(
     Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` warn of
     numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
     """
-    chosen = [attacks] if isinstance(attacks, str | Mapping | Attack) else list(attacks)
+    chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
     suite = attack_suite(chosen, norm, _radii(eps), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
@@ -185,4 +185,6 @@ def attack_suite(
 def _label(chosen: Attacks) -> str:
     if isinstance(chosen, Attack):
         return chosen.describe().replace("/", "∕")
+    if not isinstance(chosen, str | Mapping):
+        attacks.check(chosen)  # says what is wrong with it
     return chosen if isinstance(chosen, str) else str(chosen.get("name"))

@@ -11,7 +11,7 @@ from torch import nn
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean
 from bastion.forward import Function
-from bastion.listing import ZOO, zoo_names
+from bastion.listing import ZOO, timm_names, zoo_names
 from bastion.models import Classifier, checkpoint
 from bastion.models.wrap import wrap
 from bastion.registry import import_file
@@ -46,9 +46,12 @@ def locate(name: str | Path) -> Path:
         raise BastionError(f"{path}: is a file; give the function that returns the network, {path}:FUNCTION")
     if storage.is_file(path):
         raise BastionError(f"{path}: is a file; give the folder with the weights and {checkpoint.CARD}")
+    near = did_you_mean(f"zoo/{name}", zoo_names())
+    if f"timm/{name}".partition(".")[0] in timm_names():
+        near = f"; did you mean 'timm/{name}'?"
     raise BastionError(
         f"no model '{name}': not a run, not a folder with {checkpoint.CARD}, not zoo/NAME (see `bastion list zoo`)"
-        + did_you_mean(f"zoo/{name}", zoo_names())
+        + near
     )
 
 
