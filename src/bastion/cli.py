@@ -148,7 +148,8 @@ def measure(
         typer.Option(
             metavar="ATTACK",
             autocompletion=_names("attacks"),
-            help="An attack (see `bastion list attacks`), after clean accuracy and before checks; repeatable.",
+            help="An attack (see `bastion list attacks`), after clean accuracy and before checks; settings as "
+            "NAME:key=value,key=value; repeatable.",
         ),
     ] = None,
     norm: Annotated[
@@ -525,8 +526,8 @@ def data_deepaugment(
 ) -> None:
     """Distort the training images by two image-to-image networks (DeepAugment). Re-run the same command to resume."""
     from bastion.data import datasets
-    from bastion.data.given import named_data
     from bastion.deepaugment.generate import deepaugment
+    from bastion.recipe import named_data
 
     weights = {kind: path for kind, path in (("edsr", edsr), ("cae", cae)) if path}
     data = datasets.build(named_data(name))

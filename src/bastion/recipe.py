@@ -21,8 +21,10 @@ from pydantic import (
 
 from bastion import storage
 from bastion.errors import BastionError
+from bastion.files import is_folder
+from bastion.plugins import headlines
 from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
-from bastion.recipe_yaml import read_fractions
+from bastion.recipe_yaml import read_fractions, read_spec
 from bastion.registry import canonical
 from bastion.settings import REGISTRY, SettingsError, explain
 
@@ -51,7 +53,9 @@ class Section(BaseModel):
 
 
 class Spec(BaseModel):
-    """A plug-in by name with its parameters, `{name: pgd, steps: 20}` or just `pgd`. Its registry checks the rest.
+    """A plug-in by name with its parameters: `{name: pgd, steps: 20}`, `pgd:steps=20`, or just `pgd`.
+
+    Its registry checks the rest.
 
     In Python also the plug-in itself, which is identified by its settings.
     """
@@ -64,7 +68,7 @@ class Spec(BaseModel):
     @classmethod
     def _from_name_or_object(cls, value: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(value, str):
-            return build({"name": value})
+            return build(read_spec(value))
         if isinstance(value, type):
             raise SettingsError("", (), f"give {value.__name__}(), not the class")
         if isinstance(value, Mapping | BaseModel) or type(value).__module__ == "builtins":
@@ -83,7 +87,23 @@ def plugin(kind: str) -> Any:
     return Field(json_schema_extra={REGISTRY: kind})
 
 
-DataSpec = Annotated[Spec, plugin("data set")]
+def named_data(text: str) -> dict[str, Any]:
+    """Parse `cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
+    if is_folder(text) or ("/" in text.partition(":")[0] and not _is_family(text.partition("/")[0])):
+        return {"name": "imagefolder", "root": text}
+    return read_spec(text)
+
+
+def _is_family(name: str) -> bool:
+    """Whether names of data sets begin with this, as `family/member`."""
+    return any(known.startswith(f"{name}/") for known, _ in headlines("datasets"))
+
+
+def _data(value: Any) -> Any:
+    return named_data(value) if isinstance(value, str) else value
+
+
+DataSpec = Annotated[Spec, plugin("data set"), BeforeValidator(_data)]
 
 
 class Normalisation(Section):

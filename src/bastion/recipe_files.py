@@ -11,7 +11,7 @@ from bastion import plugins
 from bastion.errors import BastionError, did_you_mean, shown
 from bastion.files import read_text
 from bastion.papers import Row, read_paper
-from bastion.recipe_yaml import read, read_fractions, read_value
+from bastion.recipe_yaml import read, read_fractions, read_spec, read_value
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -188,9 +188,9 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any], schema: Any = Any) -> 
 def _over(old: Any, new: Any, hint: Any) -> Any:
     by_name = _by_name(hint)
     if by_name and isinstance(old, str) and isinstance(new, Mapping) and new:
-        old = {"name": old}  # the short form of a plug-in, given parameters
+        old = read_spec(old)  # the short form of a plug-in, given parameters
     if by_name and isinstance(new, str) and isinstance(old, Mapping) and "name" not in old and hint is not Any:
-        new = {"name": new}  # parameters, given the plug-in that they are for
+        new = read_spec(new)  # parameters, given the plug-in that they are for
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return new
     renamed = by_name and "name" in old and new.get("name", old["name"]) != old["name"]

@@ -58,6 +58,18 @@ def read_value(text: str, where: str) -> Any:
     return read(f"value: {text}", where)["value"]
 
 
+def read_spec(text: str) -> dict[str, Any]:
+    """Parse a plug-in with its settings: `pgd`, or `pgd:steps=20,loss=margin`."""
+    name, _, rest = text.partition(":")
+    spec: dict[str, Any] = {"name": name}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or key in spec:
+            raise BastionError(f"'{text}': expected NAME:key=value,key=value, got '{pair}'")
+        spec[key] = read_value(value, f"'{text}'")
+    return spec
+
+
 def read_fractions(value: Any) -> Any:
     """Convert fractions such as `"8/255"` in Python values to numbers, as in a file."""
     if isinstance(value, str):

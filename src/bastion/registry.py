@@ -32,6 +32,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from bastion import plugins
 from bastion.errors import BastionError, did_you_mean, shown
+from bastion.recipe_yaml import read_spec
 from bastion.settings import PLUGIN, REGISTRY, SettingsError, arguments_schema, built_from_specs, check_arguments
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ class Registry(Generic[T]):
     ) -> tuple[Callable[..., T], dict[str, Any], dict[str, Any]]:
         """Return the factory, its arguments, and those of `finish`."""
         if isinstance(spec, str):
-            spec = {"name": spec}
+            spec = read_spec(spec)
         where = path or self.kind
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
             raise SettingsError(where, (), self._expected(spec))

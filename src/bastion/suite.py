@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import MinLen
 from pydantic import BeforeValidator, Field, model_validator
 
-from bastion.errors import printable
+from bastion.errors import BastionError, printable
 from bastion.recipe import Section, Spec, load_yaml, plugin
 from bastion.recipe_files import Changes, merge, nested, parse_changes
 
@@ -265,12 +265,17 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
     others are left out. `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change it is
     no longer the paper's protocol.
     """
-    wanted = parse_changes(changes, Suite)
+    wanted, where = parse_changes(changes, Suite), "suite" if isinstance(name, Mapping) else name
 
     def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
         axes = content.get("axes") or {}
         to_axes = {key: {"to": value} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
+        if unknown := sorted(rest.keys() - Suite.model_fields.keys()):
+            raise BastionError(
+                f"{where}: {unknown[0]}: unknown key; known: {', '.join([*axes, *Suite.model_fields])}; a setting of "
+                f"an attack is probes.{_attacked(content)}.attack.{unknown[0]}"
+            )
         changed = merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
         changed |= {part: _without_null(changed[part]) for part in LABELLED if part in changed}
         if to_axes and changed.get("aggregates"):
@@ -290,6 +295,12 @@ def _of_present_cases(content: Mapping[str, Any]) -> Any:
         return aggregates
     present = {name for name, each in members.items() if all(any(c.is_named(one) for c in cases) for one in each)}
     return {name: each for name, each in aggregates.items() if name in present}
+
+
+def _attacked(content: Mapping[str, Any]) -> str:
+    """Return the label of the first probe with an attack."""
+    probes = content.get("probes") or {}
+    return next((label for label, spec in probes.items() if isinstance(spec, Mapping) and "attack" in spec), "LABEL")
 
 
 def _without_null(members: Any) -> Any:

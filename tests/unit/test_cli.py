@@ -122,7 +122,14 @@ BAD_INPUT = {
     "train tiny/demo-robust --set objective.threat.norm=linv --run r": "objective.threat.norm: unknown norm",
     "train tiny/demo-robust --set objective.threat.eps=-1 --run r": "objective.threat.eps: input should be greater",
     "measure nowhere": "no model 'nowhere': not a run, not a folder with card.json, not zoo/NAME",
-    "measure zoo/cifar10-linf-vit --data imagefolder:root": "data 'imagefolder:root': expected NAME:key=value",
+    "measure zoo/cifar10-linf-vit --data imagefolder:root": "'imagefolder:root': expected NAME:key=value",
+    "measure zoo/cifar10-linf-vit --data no/where": "data: no/where: no such folder",
+    "measure zoo/cifar10-linf-vit --attack pgd:steps": "'pgd:steps': expected NAME:key=value,key=value, got 'steps'",
+    "measure zoo/cifar10-linf-vit --attack pgd:step_size=1": "probes.pgd:step_size=1.attack.step_size: unknown key",
+    "measure zoo/cifar10-linf-vit --set steps=2": "demo: steps: unknown key; known: eps, about, paper, adapt_size, "
+    "axes, data, probes, studies, aggregates, curves; a setting of an attack is probes.pgd-20.attack.steps",
+    "train tiny/demo-robust --set data=imagefolder:root=/nowhere,size=32 --run r": "data: /nowhere: no such folder",
+    "train tiny/demo-robust --set data=/nowhere --run r": "data: /nowhere: no such folder",
     "measure zoo/cifar10-linf-vit --suite demoo": "no suite 'demoo': neither shipped with bastion nor a .yaml",
     f"measure zoo/cifar10-linf-vit --data {TWO}": "measure: the model has 10 classes, imagefolder has 2; say which of "
     "the model's they are (`class_map`)",
@@ -218,6 +225,7 @@ def test_attacks_are_named_on_the_command_line_and_eps_may_be_several(bastion: B
     assert result.stdout.splitlines()[-1] == f"facts: {where}; a page about them: bastion report {where}"
     (facts,) = read_measurements(open_run(tmp_path / "run"))
     assert facts.adversarial("fgsm eps=0.5").shape == (4, 3, 32, 32)
+    assert "pgd:steps=2,step=2∕255 ℓ∞ ≤ 8/255" in bastion(*asked, "--attack", "pgd:steps=2,step=2/255").stdout
     refused = bastion(*asked, "--attack", "pgd", "--suite", "demo")
     assert refused.code == 1 and "--attack makes a suite of its own" in refused.stderr
 

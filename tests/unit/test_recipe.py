@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bastion import BastionError
+from bastion.attacks import PGD, attacks
 from bastion.recipe import Recipe, differences, load_recipe
 from bastion.recipe_yaml import dump, read
 
@@ -21,6 +24,21 @@ def test_another_plug_in_does_not_inherit_the_parameters_of_the_old_one() -> Non
     recipe = load_recipe("base/micro", ["objective.name=adversarial", "objective.attack.name=pgd", "data.root=x"])
     assert recipe.objective.plain() == {"name": "adversarial", "attack": {"name": "pgd"}}
     assert recipe.data.plain() == {"name": "cifar10-mini", "root": "x"}  # the short form takes parameters too
+
+
+def test_a_plug_in_with_its_parameters_may_be_one_word(tmp_path: Path) -> None:
+    spec = {"name": "imagefolder", "root": "/a", "size": 32}
+    one = load_recipe("base/micro", ["data=imagefolder:root=/a,size=32"])
+    assert one.data.plain() == spec and one.hash() == load_recipe("base/micro", {"data": spec}).hash()
+    assert load_recipe("base/micro", ["data=imagefolder:root=/a", "data.size=32"]).data.plain() == spec
+    folder = load_recipe("base/micro", [f"data={tmp_path}"]).data
+    assert folder.plain() == {"name": "imagefolder", "root": str(tmp_path)}
+    attacked = load_recipe("base/micro", ["objective=standard", "validate.attack=pgd:steps=5,step=2/255"]).validate_
+    assert attacked.attack is not None and attacked.attack.plain() == {"name": "pgd", "steps": 5, "step": 2 / 255}
+    assert attacks.build("pgd:steps=5") == PGD(steps=5)
+    for wrong in ("pgd:steps", "pgd:name=fab", "pgd:steps=1,steps=2"):
+        with pytest.raises(BastionError, match=f"'{wrong}': expected NAME:key=value,key=value, got"):
+            attacks.build(wrong)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from bastion.data.arrays import ArraySplit
 from bastion.errors import BastionError
 from bastion.progress import bar
-from bastion.recipe_yaml import read_value
-from bastion.storage import is_folder, sha256
+from bastion.recipe import named_data
+from bastion.storage import sha256
 from bastion.types import Batch, DataSet, Split
 
 NORMALISED = 0.05  # outside [0, 1] by more than this: normalised, not rounded
@@ -236,17 +236,3 @@ def _as_bytes(x: Tensor, y: Tensor) -> ArraySplit | None:
 def _check_lengths(images: int, labels: int) -> None:
     if images != labels:
         raise BastionError(f"data: {images} images, but {labels} labels")
-
-
-def named_data(text: str) -> dict[str, Any]:
-    """Parse `cifar10`, `imagefolder:root=/data/cats,size=160`, or the path of a folder of class folders."""
-    name, _, rest = text.partition(":")
-    if not rest and is_folder(text):
-        return {"name": "imagefolder", "root": text}
-    spec: dict[str, Any] = {"name": name}
-    for pair in filter(None, rest.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise BastionError(f"data '{text}': expected NAME:key=value,key=value, got '{pair}'")
-        spec[key] = read_value(value, f"data '{text}'")
-    return spec

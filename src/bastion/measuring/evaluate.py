@@ -183,8 +183,7 @@ def attack_suite(
 
 
 def _label(chosen: Attacks) -> str:
-    if isinstance(chosen, Attack):
-        return chosen.describe().replace("/", "∕")
-    if not isinstance(chosen, str | Mapping):
+    if not isinstance(chosen, str | Mapping | Attack):
         attacks.check(chosen)  # says what is wrong with it
-    return chosen if isinstance(chosen, str) else str(chosen.get("name"))
+    text = chosen.describe() if isinstance(chosen, Attack) else chosen
+    return str(text.get("name") if isinstance(text, Mapping) else text).replace("/", "∕")
