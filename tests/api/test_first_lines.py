@@ -107,6 +107,38 @@ def test_my_data_set_in_any_form(kind: str, model: nn.Module, images: tuple[Tens
     assert result.about.classes == (Pairs.classes if kind == "pictures" else tuple("0123456789"))
 
 
+class Three(Pairs):
+    classes = ("tench", "cat", "dog")
+
+
+@pytest.mark.parametrize("class_map", [[7, 2, 5], np.array([7, 2, 5]), {"dog": 5, "tench": 7, "cat": 2}])
+def test_my_classes_are_some_of_the_models(class_map: Any, model: nn.Module) -> None:
+    x = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(0)) / 255
+    y = torch.arange(12) % 3
+    right = (model.eval()(x)[:, [7, 2, 5]].argmax(1) == y).double().mean()
+    result = bastion.evaluate(model, Three(x, y), "fgsm", checks=False, class_map=class_map)
+    assert result.accuracies()["clean"].value == pytest.approx(right) and result.about.classes == Three.classes
+    if not isinstance(class_map, dict):
+        again = bastion.evaluate(model, (x, y), "fgsm", checks=False, class_map=class_map)
+        assert np.array_equal(again.correct("fgsm"), result.correct("fgsm"))
+
+
+@pytest.mark.parametrize(
+    ("class_map", "message"),
+    [
+        (None, "data: the data set has 3 classes, the model 10 outputs; for measuring, class_map= says which"),
+        ([1, 2], "class_map: 2 outputs, but 3 classes"),
+        ({"cat": 1, "dgo": 2, "tench": 3}, "class_map: no output of the class 'dog'; did you mean 'dgo'"),
+        ([1, 2, 10], "the class map of tensors names output 10, but the model has 10"),
+        ("imagenet", "class_map: data: 2 of 3 class folders are no ImageNet class: cat, dog"),
+    ],
+)
+def test_a_wrong_class_map_is_told(class_map: Any, message: str, model: nn.Module) -> None:
+    data = Three(torch.rand(3, 3, 32, 32), torch.arange(3))
+    with pytest.raises(bastion.BastionError, match=message):
+        bastion.evaluate(model, data, "fgsm", class_map=class_map)
+
+
 def test_every_adversarial_image_and_a_table_of_all_examples(
     model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:

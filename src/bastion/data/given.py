@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bastion.data.arrays import ArraySplit
-from bastion.errors import BastionError
+from bastion.data.class_map import class_columns
+from bastion.errors import BastionError, did_you_mean
 from bastion.progress import bar
 from bastion.recipe import named_data
 from bastion.storage import sha256
 from bastion.types import Batch, DataSet, Split
 
+ClassMap = Sequence[int] | Mapping[str, int] | str | Path
 NORMALISED = 0.05  # outside [0, 1] by more than this: normalised, not rounded
 
 
@@ -57,18 +60,23 @@ class TensorSplit:
 
 
 def as_data(
-    given: Any, *, num_classes: Callable[[Tensor], int | None] = lambda _: None, limit: int | None = None
+    given: Any,
+    *,
+    num_classes: Callable[[Tensor], int | None] = lambda _: None,
+    limit: int | None = None,
+    class_map: ClassMap | None = None,
 ) -> DataSet | dict[str, Any]:
     """Return a data set, or the spec of one. Of a Dataset or DataLoader the first `limit` examples are read.
 
-    `num_classes` returns the model's number of classes for an image; None: as many as the labels have.
+    `num_classes` returns the model's number of classes for an image; None: as many as the labels have. `class_map` says
+    which outputs of a model of more classes the labels are: a list, outputs by the names of classes, or as of
+    `imagefolder` the name of a map or a file.
     """
     if isinstance(given, DataSet):
-        return given
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, str | Path):
-        return named_data(str(given))
+        return given if class_map is None else replace(given, columns=_columns(class_map, given.classes))
+    if isinstance(given, Mapping | str | Path):
+        spec = dict(given) if isinstance(given, Mapping) else named_data(str(given))
+        return spec if class_map is None else spec | {"class_map": class_map}
     if isinstance(given, DataLoader):
         pairs = _rows(given, limit)
     elif isinstance(given, Dataset):
@@ -83,10 +91,42 @@ def as_data(
         )
     names = tuple(map(str, getattr(getattr(given, "dataset", given), "classes", ())))
     x, y = pairs
-    return from_tensors(x, y, num_classes=num_classes(x[:1]), classes=names)
+    if class_map is not None:
+        columns = _columns(class_map, names)
+        return from_tensors(x, y, num_classes=len(columns), classes=names, columns=columns)
+    outputs = num_classes(x[:1])
+    if names and outputs and len(names) != outputs:
+        raise BastionError(
+            f"data: the data set has {len(names)} classes, the model {outputs} outputs; for measuring, class_map= says "
+            "which of the outputs they are: a list, a dict by the names of classes, or 'imagenet'"
+        )
+    return from_tensors(x, y, num_classes=outputs, classes=names)
 
 
-def from_tensors(x: Tensor, y: Tensor, *, num_classes: int | None = None, classes: Sequence[str] = ()) -> DataSet:
+def _columns(class_map: ClassMap, classes: Sequence[str]) -> tuple[int, ...]:
+    """Return the output of each class; without names of classes, those of a list."""
+    if isinstance(class_map, Mapping | str | Path) and not classes:
+        raise BastionError("class_map: these data have no names of classes; give a list with the output of each label")
+    if isinstance(class_map, str | Path):
+        return class_columns(str(class_map), classes, Path("data"))
+    if isinstance(class_map, Mapping):
+        known = {str(name): output for name, output in class_map.items()}
+        if unknown := [name for name in classes if name not in known]:
+            raise BastionError(f"class_map: no output of the class '{unknown[0]}'{did_you_mean(unknown[0], known)}")
+        class_map = [known[name] for name in classes]
+    if classes and len(class_map) != len(classes):
+        raise BastionError(f"class_map: {len(class_map)} outputs, but {len(classes)} classes; give one of each")
+    return tuple(labels(list(class_map)).tolist())
+
+
+def from_tensors(
+    x: Tensor,
+    y: Tensor,
+    *,
+    num_classes: int | None = None,
+    classes: Sequence[str] = (),
+    columns: tuple[int, ...] | None = None,
+) -> DataSet:
     """Return a data set whose test split has these images (N, C, H, W) in [0, 1] and labels."""
     if not len(x):
         raise BastionError("data: there are no images")
@@ -108,6 +148,7 @@ def from_tensors(x: Tensor, y: Tensor, *, num_classes: int | None = None, classe
         val=nothing,
         test=split,
         fingerprint=hashlib.sha256(split.digest().encode()).hexdigest()[:16],
+        columns=columns,
     )
 
 

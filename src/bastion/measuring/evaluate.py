@@ -21,7 +21,7 @@ from bastion import forward, journal, rng
 from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import is_adversarial, judge
-from bastion.data.given import images, labels
+from bastion.data.given import ClassMap, images, labels
 from bastion.errors import BastionError
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
@@ -151,17 +151,20 @@ def evaluate(
     workers: int | None = 1,
     batch_size: int = BATCH_SIZE,
     keep: int | str = 0,
+    class_map: ClassMap | None = None,
 ) -> Facts:
     """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius.
 
     Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` warn of
     numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
+    `class_map` is as of `measure`.
     """
     chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
     suite = attack_suite(chosen, norm, _radii(eps), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
-        return measure(model, data, suite, folder=Path(folder) / "run", keep=keep, **options).in_memory()
+        options |= {"keep": keep, "class_map": class_map}
+        return measure(model, data, suite, folder=Path(folder) / "run", **options).in_memory()
 
 
 def attack_suite(

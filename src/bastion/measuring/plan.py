@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion import storage
-from bastion.data.given import as_data
+from bastion.data.given import ClassMap, as_data
 from bastion.errors import BastionError
 from bastion.forward import device_of
 from bastion.measuring.convert import convert
@@ -55,6 +55,7 @@ class Request:
     keep: int | str = PICTURES
     acceleration: bool = True
     device: str | None = None
+    class_map: ClassMap | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def make_plan(request: Request, *, shuffle: bool, launched: Launched | None = No
     devices = _devices(source, request.device)
     network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
     built: dict[str, DataSet] = {}
-    data = as_data(request.data, num_classes=partial(num_outputs, network), limit=request.limit)
+    outputs = partial(num_outputs, network)
+    data = as_data(request.data, num_classes=outputs, limit=request.limit, class_map=request.class_map)
     base = build_data(data, suite.data, built)
     n = _count(base, request.split, request.limit)
     check_fit(network, base)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from bastion import storage
+from bastion.data.given import ClassMap
 from bastion.errors import BastionError
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
 from bastion.measuring.facts import Facts, write_measurement
@@ -63,11 +64,14 @@ def measure(
     keep: int | str = PICTURES,
     acceleration: bool = True,
     device: str | None = None,
+    class_map: ClassMap | None = None,
 ) -> Facts:
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
 
     `data` is the name of a data set, perhaps with settings (`imagefolder:root=/data/cats,size=160`), a folder of class
     folders, `(x, y)`, a torch Dataset or a DataLoader; `keep` of how many examples adversarial ones are kept, or "all".
+    `class_map` says which outputs of a model of more classes the labels are: `[281, 292]`, `{"cat": 281, "tiger": 292}`
+    or "imagenet".
 
     A suite is one that is shipped, a file, what a file says (`{"probes": {"clean": "accuracy"}}`), or the name of one
     probe or study; `changes` are made on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts
@@ -81,7 +85,9 @@ def measure(
 
     Under torchrun its processes share out the work, each on a device of its own.
     """
-    request = Request(model, data, suite, changes, split, limit, seed, folder, batch_size, keep, acceleration, device)
+    request = Request(
+        model, data, suite, changes, split, limit, seed, folder, batch_size, keep, acceleration, device, class_map
+    )
     check_integers({"workers": workers}, least=1)
     check_positive({"until": until, "budget": budget})
     launched = Launched.join()
