@@ -14,11 +14,11 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from bastion import journal, torchrun
 from bastion.errors import BastionError, Interrupted
+from bastion.forward import Function
 from bastion.measuring.identity import identify, one_thread, read_identity
 from bastion.measuring.order import Doing
 from bastion.measuring.store import Column
@@ -189,20 +190,34 @@ def _work(task: Task) -> tuple[Column | None, float]:
 
 
 def _check_portable(job: Job) -> None:
-    """Refuse models and data that cannot be sent to another process, before one is started."""
-    parts = job.model.modules() if isinstance(job.model, nn.Module) else ()
-    typed = [type(each).__name__ for each in (*parts, job.data) if type(each).__module__ == "__main__"]
+    """Refuse models, data and plug-ins that cannot be sent to another process, before one is started."""
+    parts = list(job.model.modules()) if isinstance(job.model, nn.Module) else []
+    functions = [each.function for each in parts if isinstance(each, Function)]
+    given = (*parts, *functions, job.data, *_plugins([case.spec for case in job.suite.cases()]))
+    typed = [each for each in given if getattr(each, "__module__", None) == "__main__"]
     if typed and not hasattr(sys.modules["__main__"], "__file__"):
+        name = getattr(typed[0], "__name__", type(typed[0]).__name__)
         raise BastionError(
-            f"measure: {typed[0]} is defined in a notebook or a console, from where worker processes cannot import it; "
+            f"measure: {name} is defined in a notebook or a console, from where worker processes cannot import it; "
             "put it into a .py file and import it, or use workers=1"
         )
     try:
         pickle.dumps(job)
     except Exception as error:
         raise BastionError(
-            f"measure: this model or data cannot be sent to worker processes ({error}); use workers=1"
+            f"measure: this model, data or suite cannot be sent to worker processes ({error}); use workers=1"
         ) from error
+
+
+def _plugins(spec: Any) -> Iterator[Any]:
+    """Yield the values of a spec at any depth: among them attacks and probes that were given as objects."""
+    if isinstance(spec, list | tuple | Mapping):
+        for each in spec.values() if isinstance(spec, Mapping) else spec:
+            yield from _plugins(each)
+        return
+    yield spec
+    if is_dataclass(spec):
+        yield from _plugins([getattr(spec, each.name) for each in fields(spec)])
 
 
 class Launched:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import bastion
+from bastion.attacks import PGD, Ensemble
 from bastion.measuring.guards import warn_if_normalised_input_is_expected
 from bastion.measuring.sanity import accuracy_warnings
-from bastion.types import Batch
+from bastion.types import Attack, Batch
 
 
 class Brightness(nn.Module):
@@ -69,3 +70,21 @@ def test_a_network_typed_into_a_notebook_is_refused_by_workers_in_a_line(
     suite = {"probes": {"clean": "accuracy"}}
     with pytest.raises(bastion.BastionError, match="Typed is defined in a notebook .* or use workers=1"):
         bastion.measure(typed(0.45), images, suite, workers=2, batch_size=4, folder=tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["attack", "member", "function"])
+def test_an_attack_or_function_typed_into_a_notebook_is_refused_by_workers_in_a_line(
+    kind: str, images: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def typed(x: Tensor) -> Tensor:
+        return Brightness(0.45)(x)
+
+    typed.__module__, typed.__qualname__ = "__main__", "typed"
+    own = type("Typed", (Attack,), {"__module__": "__main__", "__call__": lambda self, model, batch, threat, seed: 0})
+    monkeypatch.setattr(sys.modules["__main__"], "Typed", own, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "typed", typed, raising=False)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    attack = {"attack": own(), "member": Ensemble(members=(PGD(), own())), "function": PGD()}[kind]
+    model = typed if kind == "function" else Brightness(0.45)
+    with pytest.raises(bastion.BastionError, match="(?i)measure: typed is defined in a notebook .* or use workers=1"):
+        bastion.evaluate(model, images, attack, workers=2, batch_size=4)
