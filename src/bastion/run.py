@@ -286,7 +286,10 @@ def begin_training(run: Run, recipe: Recipe, *, resume: bool) -> None:
         )
     create_run(run.folder, recipe.seed, recipe)
     if results and not resume:
-        raise BastionError(f"{run.folder}: has been trained already; go on with --resume, or use another --run")
+        raise BastionError(
+            f"{run.folder}: has been trained already; go on with --resume, or use another --run (in Python: "
+            "resume=True or folder=…)"
+        )
     if storage.files(run.checkpoints, "step-*.safetensors"):
         return
     # A run that stopped before its first checkpoint has at most logged some steps: it may start again.

@@ -131,7 +131,7 @@ class TestBeginning:
     def test_what_a_training_left_is_never_trained_over(self, tmp_path: Path, left: str) -> None:
         run = create_run(tmp_path, 0, RECIPE)
         storage.write_text(tmp_path / left, "x")
-        with pytest.raises(BastionError, match="has been trained already; go on with --resume, or use another --run"):
+        with pytest.raises(BastionError, match=r"--resume, or use another --run \(in Python: resume=True or fol"):
             begin_training(run, RECIPE, resume=False)
 
     @pytest.mark.parametrize("left", ["model/card.json", "epochs/00001/card.json", "checkpoints/step-1.damaged"])

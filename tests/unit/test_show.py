@@ -46,6 +46,11 @@ def test_an_attack_shows_its_settings_with_defaults_types_and_help() -> None:
     assert max(map(len, describe("patch-fool").partition("setting ")[2].splitlines())) <= 80
 
 
+def test_the_help_of_a_setting_is_for_its_users() -> None:
+    text = " ".join(describe("autoattack").split())
+    assert "standard | plus | rand; which attacks run, with how many restarts" in text
+
+
 def test_a_default_that_is_a_plug_in_is_shown_as_its_spec() -> None:
     text = " ".join(describe("trades").split())
     assert "default {name: pgd, steps: 10, rel_step: 0.25, loss: kl, keep: last}" in text

@@ -51,7 +51,7 @@ class AutoAttack(Attack):
     models, averages gradients over 20 passes.
     """
 
-    version: Version = "standard"  # type: ignore[misc, assignment]  # AutoAttack's name; `versions` are its members'
+    version: Version = "standard"  # type: ignore[misc, assignment]  # which attacks run, with how many restarts
 
     @property
     def eot(self) -> int:
