@@ -14,6 +14,7 @@ from bastion.forward import Function
 from bastion.listing import ZOO, timm_names, zoo_names
 from bastion.models import Classifier, checkpoint
 from bastion.models.wrap import wrap
+from bastion.recipe_yaml import read_spec
 from bastion.registry import import_file
 
 
@@ -59,8 +60,8 @@ def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
     """`bastion.load`: the classifier in eval mode.
 
     `name` is a run, a model folder, `zoo/NAME`, or a timm model with its weights: `timm/resnet18.a1_in1k`,
-    `hf-hub:timm/…`; `timm/resnet18:pretrained=false` has random weights. `path.py:function` is the network that a
-    function in your own file returns.
+    `hf-hub:timm/…`; `timm/resnet18:pretrained=false,num_classes=10` has random weights, and options as in a recipe.
+    `path.py:function` is the network that a function in your own file returns.
     Weights of a network of your own, which `bastion.train` stored, go into `network`.
     """
     if is_function(name):
@@ -69,8 +70,14 @@ def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
         return checkpoint.load(locate(name), network)
     from bastion.models.timm import pretrained, untrained
 
-    plain, option, _ = timm_name.partition(":pretrained=false")
-    return untrained(plain) if option else pretrained(plain)
+    hub = "hf-hub:" if timm_name.startswith("hf-hub:") else ""
+    options = read_spec(timm_name.removeprefix(hub))
+    plain, trained = hub + options.pop("name"), options.pop("pretrained", True)
+    if not isinstance(trained, bool):
+        raise BastionError(f"{name}: pretrained: expected true or false, got {trained!r}")
+    if trained and options:
+        raise BastionError(f"{name}: {next(iter(options))}: goes only with pretrained=false")
+    return pretrained(plain) if trained else untrained(plain, options)
 
 
 def as_module(model: Any, device: Any = None) -> nn.Module:

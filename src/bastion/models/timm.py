@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import timm
@@ -138,7 +141,8 @@ def pretrained(name: str) -> Classifier:
     if not timm.is_model(name) and not name.startswith("hf-hub:"):
         raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
     try:
-        network = timm.create_model(name, pretrained=True)
+        with _quiet_hub():
+            network = timm.create_model(name, pretrained=True)
     except Exception as error:
         raise BastionError(
             f"timm/{name}: its weights could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}); "
@@ -147,15 +151,31 @@ def pretrained(name: str) -> Classifier:
     return _with_config(network)
 
 
-def untrained(name: str) -> Classifier:
-    return _with_config(timm_model(name).network)
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Without the hub's line on each of its retries: if all of them fail, the error says why."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
-def _with_config(network: nn.Module) -> Classifier:
+def untrained(name: str, options: dict[str, Any]) -> Classifier:
+    """A timm model with random weights and the options of a recipe, such as `num_classes`."""
+    backbone = models.build({"name": f"timm/{name}", **options})
+    return _with_config(backbone.network, backbone.shape, options)
+
+
+def _with_config(
+    network: nn.Module, shape: tuple[int, int, int] | None = None, options: Mapping[str, Any] | None = None
+) -> Classifier:
     """Wrapped with the normalisation in timm's config."""
     config: Any = network.pretrained_cfg
-    model = wrap(network.eval(), mean=config["mean"], std=config["std"])
-    model.spec = {"name": f"timm/{config['architecture']}", "num_classes": model.num_classes}
+    model = wrap(network.eval(), mean=config["mean"], std=config["std"], shape=shape)
+    model.spec = {"name": f"timm/{config['architecture']}", "num_classes": model.num_classes, **(options or {})}
     return model
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import pytest
 import torch
 
+import bastion
 from bastion import BastionError
 from bastion.models import Classifier, checkpoint, models
 from bastion.models.meta import meta
@@ -50,3 +54,43 @@ def test_blocks_of_a_family_that_is_not_declared_are_an_error() -> None:
         model = Classifier(models.build("timm/crossvit_tiny_240"), (0.5,) * 3, (0.25,) * 3)
     with pytest.raises(BastionError, match="CrossVit: which of its modules are residual blocks is not known"):
         model.blocks()
+
+
+def test_options_of_an_untrained_model_are_used() -> None:
+    model = bastion.load("timm/vit_tiny_patch16_224:pretrained=False,num_classes=10,img_size=32")
+    assert (model.num_classes, model.shape) == (10, (3, 32, 32)) and model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert model.spec == {"name": "timm/vit_tiny_patch16_224", "num_classes": 10, "img_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm/resnet10t:num_classes=10", "num_classes: goes only with pretrained=false"),
+        ("timm/resnet10t:pretrained=no way", "pretrained: expected true or false, got 'no way'"),
+        ("timm/resnet10t:pretrained=false,deepness=3", "timm cannot make 'resnet10t' with .*deepness"),
+        ("timm/resnet10tt:pretrained=false", "has no 'resnet10tt'; did you mean 'resnet10t'"),
+    ],
+)
+def test_wrong_options_are_refused(name: str, message: str) -> None:
+    with pytest.raises(BastionError, match=message):
+        bastion.load(name)
+
+
+def test_weights_that_cannot_be_had_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no network")
+
+    hub, listening = logging.getLogger("huggingface_hub"), Listening()
+    monkeypatch.setattr("timm.create_model", unreachable)
+    monkeypatch.setattr(hub, "handlers", [listening])
+    level = hub.level
+    with pytest.raises(BastionError, match="its weights could not be downloaded .OSError: no network"):
+        bastion.load("timm/resnet10t")
+    assert said == [] and hub.level == level
