@@ -3,6 +3,7 @@ be equal, and its logits on images of the data must agree up to rounding."""
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import functools
 import hashlib
@@ -11,6 +12,8 @@ import re
 import sys
 import sysconfig
 import types
+import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from bastion import forward, rng, storage
@@ -87,7 +91,8 @@ def read_identity(folder: Path) -> Identity:
 
 def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
     images = data.split(split)
-    modules = {name: _describe_module(module) for name, module in model.named_modules()}  # before it runs
+    tree = {id(module): module for module in model.modules()}
+    modules = {name: _describe_module(module, dict(tree)) for name, module in model.named_modules()}  # before it runs
     logits, slopes = _logits_and_slopes(model, images.batch(range(min(IMAGES, len(images)))).x)
     columns = {"columns": storage.fingerprint(list(data.columns))} if data.columns is not None else {}
     return Identity(
@@ -145,12 +150,20 @@ def _same_module(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return all(ours.get(name) == theirs.get(name) for name in names)
 
 
-def _describe_module(module: nn.Module) -> dict[str, Any]:
+def _describe_module(module: nn.Module, seen: dict[int, Any]) -> dict[str, Any]:
     """Return its class, a hash of the class's source unless that is installed, and its attributes besides weights."""
     state = {name: value for name, value in vars(module).items() if name not in _OWN}
     state |= {name: module._buffers[name] for name in module._non_persistent_buffers_set}  # not in the weights
     hooks = {name: list(vars(module)[name].values()) for name in _HOOKS if vars(module).get(name)}
-    return {**_describe_code(type(module)), **{name: _plain(value) for name, value in {**state, **hooks}.items()}}
+    if isinstance(module, torch.jit.ScriptModule):  # its attributes are handles of C++ objects
+        state = {"code": getattr(module, "code", None)}
+    described = {}
+    for name, value in {**state, **hooks}.items():
+        try:
+            described[name] = _plain(value, seen)
+        except RecursionError:  # such as a list that holds itself
+            described[name] = _unknown(value)
+    return {**_describe_code(type(module)), **described}
 
 
 def _describe_code(kind: Any) -> dict[str, str]:
@@ -175,30 +188,67 @@ def _is_in_site_packages(file: str) -> bool:
     return str(Path(file).resolve()).startswith(_INSTALLED)
 
 
-def _plain(value: Any, depth: int = 4) -> Any:
-    """Convert any attribute of a module to JSON values that differ if the attribute does."""
+def _plain(value: Any, seen: dict[int, Any]) -> Any:
+    """Convert any attribute of a module to JSON values that differ if the attribute does.
+
+    `seen` has the objects that are described already, by their id: one that holds itself is described once.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, nn.Module):
-        return {"module": type(value).__qualname__, "weights": checkpoint.digest(value)}
     if isinstance(value, Tensor):
         return {"tensor": checkpoint.digest_tensors({"": value})}
-    if isinstance(value, set | frozenset) and depth:
-        return [_plain(each, depth - 1) for each in sorted(value, key=repr)]
-    if isinstance(value, list | tuple) and depth:
-        return [_plain(each, depth - 1) for each in value]
-    if isinstance(value, Mapping) and depth:
-        return {str(key): _plain(each, depth - 1) for key, each in value.items()}
-    if isinstance(value, functools.partial) and depth:
-        return [_plain(part, depth - 1) for part in (value.func, value.args, value.keywords)]
-    if isinstance(value, types.MethodType) and depth:
-        return {"method": _plain(value.__func__, depth - 1), "of": _plain(value.__self__, depth - 1)}
-    if isinstance(value, types.FunctionType) and depth:
-        held = [*(cell.cell_contents for cell in value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
-        return {**_describe_code(value), "holds": [_plain(each, depth - 1) for each in held]}
+    if isinstance(value, np.ndarray):
+        plain = not value.dtype.hasobject
+        return {"array": storage.digest({"": np.ascontiguousarray(value)}) if plain else _plain(value.tolist(), seen)}
+    if isinstance(value, set | frozenset):
+        return [_plain(each, seen) for each in sorted(value, key=repr)]
+    if isinstance(value, list | tuple):
+        return [_plain(each, seen) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, seen) for key, each in value.items()}
+    if isinstance(value, functools.partial):
+        return [_plain(part, seen) for part in (value.func, value.args, value.keywords)]
+    if isinstance(value, types.MethodType):
+        return {"method": _plain(value.__func__, seen), "of": _plain(value.__self__, seen)}
     if isinstance(value, type):
         return _describe_code(value)
-    state = getattr(value, "__dict__", None)
-    if state and depth:
-        return {"is": type(value).__qualname__, "holds": _plain(dict(state), depth - 1)}
-    return {"is": type(value).__qualname__, "repr": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
+    if isinstance(value, torch.fx.Graph):
+        return {"graph": str(value)}
+    if id(value) in seen:
+        return {"is": type(value).__qualname__, "seen": list(seen).index(id(value))}
+    seen[id(value)] = value
+    if isinstance(value, nn.Module):
+        seen |= {id(module): module for module in value.modules()}
+        modules = {name: _describe_module(module, seen) for name, module in value.named_modules()}
+        return {"modules": modules, "weights": checkpoint.digest(value)}
+    if isinstance(value, types.FunctionType):
+        held = [*(cell.cell_contents for cell in value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+        return {**_describe_code(value), "holds": [_plain(each, seen) for each in held]}
+    return {"is": type(value).__qualname__, **_content(value, seen)}
+
+
+def _content(value: Any, seen: dict[int, Any]) -> dict[str, Any]:
+    """Describe an object by what pickle would store of it; without attributes, by a repr that tells all."""
+    text = repr(value)
+    if object.__getstate__(value) is None and not re.search(r" at 0x|\.\.\.", text, re.IGNORECASE):
+        return {"repr": text}
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:  # pickle's ways to refuse are many
+        return _unknown(value)
+    if isinstance(reduced, str):  # a global of this name
+        return {"repr": reduced}
+    make, arguments, state, *items = reduced if len(reduced) > 2 else (*reduced, None)
+    if make is copyreg.__newobj__ and arguments == (type(value),) and not any(items):  # type: ignore[attr-defined]
+        return {"holds": _plain(state, seen)}
+    return {"holds": _plain([make, arguments, state, *map(list, filter(None, items))], seen)}
+
+
+def _unknown(value: Any) -> dict[str, Any]:
+    """Describe what cannot be compared: it equals nothing, so facts are measured anew."""
+    warnings.warn(
+        f"measure: the model holds a {type(value).__qualname__}, which cannot be compared: stored facts of this model "
+        "are not used, and all is measured anew",
+        stacklevel=2,
+    )
+    return {"unknown": uuid.uuid4().hex}

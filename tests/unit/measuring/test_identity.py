@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
+import logging
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from bastion import storage
@@ -110,6 +115,83 @@ def test_sets_and_objects_are_described_by_what_they_hold(of: Any) -> None:
     for model in make:
         assert of(model()).matches(of(model()))
     assert not of(Shifted(config=types.SimpleNamespace(a=1))).matches(of(Shifted(config=types.SimpleNamespace(a=2))))
+
+
+class Slotted:
+    __slots__ = ("__hidden",)
+
+    def __init__(self, hidden: Any) -> None:
+        self.__hidden = hidden
+
+    def __repr__(self) -> str:
+        return "Slotted"
+
+
+def _array(last: float) -> np.ndarray[Any, Any]:
+    return np.append(np.zeros(2_000), last)
+
+
+def _parent(shift: int) -> nn.Module:
+    """A module in a list that refers to the module which holds it."""
+    child = Shifted(shift)
+    child.parents = [Shifted(children_in_a_list=[child])]
+    return child
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda k: [Shifted(k)],
+        lambda k: {"step": nn.Sequential(Shifted(k))},
+        lambda k: [_parent(k)],
+        lambda k: Slotted(k),
+        lambda k: Slotted([_array(k)]),
+        lambda k: _array(1e-9 * k),
+        lambda k: np.array([Slotted(k)], dtype=object),
+        lambda k: collections.deque([_array(k)]),
+        lambda k: [[[[[[torch.tensor(1 + 1e-6 * k)]]]]]],
+        lambda k: Shifted(k).forward,
+        lambda k: [1, k].count,
+        lambda k: torch.Generator().manual_seed(k),
+        lambda k: logging.getLogger(f"bastion.test.{k}"),
+        lambda k: torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), *[nn.ReLU()] * k)).graph,
+    ],
+    ids=range(14),
+)
+def test_what_an_attribute_holds_is_part_of_the_model(of: Any, make: Callable[[int], Any]) -> None:
+    """The models have the same weights and logits."""
+    assert of(Shifted(held=make(1))).matches(of(Shifted(held=make(1))))
+    assert not of(Shifted(held=make(1))).matches(of(Shifted(held=make(2))))
+
+
+def test_which_of_two_equal_objects_is_used_is_part_of_the_model(of: Any) -> None:
+    def model(which: int) -> Shifted:
+        both = [Shifted(1), Shifted(2)]
+        return Shifted(held=[*both, both[which]])
+
+    assert of(model(0)).matches(of(model(0)))
+    assert not of(model(0)).matches(of(model(1)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_models_are_recognised(of: Any, tiny_model: Classifier) -> None:
+    network = nn.Sequential(tiny_model.network, nn.Hardtanh(-100, 100))
+    other = nn.Sequential(tiny_model.network, nn.Hardtanh(-200, 100))
+    x = torch.rand(1, 3, 8, 8)
+    first, again, second = (of(torch.jit.trace(each.eval(), x)) for each in (network, network, other))
+    assert first.matches(again)
+    assert not first.matches(second)
+
+
+def test_an_attribute_that_cannot_be_compared_equals_nothing(of: Any) -> None:
+    with pytest.warns(UserWarning, match="holds a lock, which cannot be compared: stored facts of this model are not"):
+        model = of(Shifted(lock=threading.Lock()))
+    with pytest.warns(UserWarning, match="holds a lock"):
+        assert not of(Shifted(lock=threading.Lock())).matches(model)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.warns(UserWarning, match="holds a list"):
+        of(Shifted(endless=endless))
 
 
 def test_what_a_function_holds_is_part_of_the_model(of: Any) -> None:
