@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ class Plan:
     tally: Tally
 
 
-def make_plan(request: Request, *, shuffle: bool, launched: Launched | None = None) -> Plan:
-    """Check the request, create the run and look up what is stored."""
+def make_plan(request: Request, *, shuffle: bool, until: float | None = None, launched: Launched | None = None) -> Plan:
+    """Check the request, create the run and look up what is stored. Nothing is written before all checks."""
     _check_request(request)
     source = _source(request.model)
     suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite, request.changes)
@@ -87,17 +87,15 @@ def make_plan(request: Request, *, shuffle: bool, launched: Launched | None = No
     check_fit(network, base)
     identity = identify(network, base, request.split)
     name = _model_name(source, request.model)
-    run = create_run(_run_folder(source, name, identity.weights, request.folder), request.seed)
-    _check_run_is_of(run, identity.weights)
-    storage.remove_leftovers(run.folder)
-    convert(run)
+    folder = _run_folder(source, name, identity.weights, request.folder)
+    _check_run_is_of(Run(folder), identity.weights)
     order = shuffled(n) if shuffle else np.arange(n)
     job = Job(
         model=source,
         data=data,
         split=request.split,
         suite=suite,
-        folder=identity.folder(run),
+        folder=folder,  # of the run, until that is created
         seed=request.seed,
         batch_size=request.batch_size,
         pictured=frozenset(order[: None if request.keep == "all" else int(request.keep)].tolist()),
@@ -109,6 +107,12 @@ def make_plan(request: Request, *, shuffle: bool, launched: Launched | None = No
         check_fit(worker.network_for(case), worker.data(case))
         _check_variant(case, worker.data(case), base, request.split, n)
     _check_aggregates(worker)
+    if until is not None:
+        _check_until(until, worker)
+    run = create_run(folder, request.seed)
+    storage.remove_leftovers(run.folder)
+    convert(run)
+    worker.job = replace(job, folder=identity.folder(run))
     return Plan(request, name, run, identity, worker, base.split(request.split), order, _tally(worker, order))
 
 
@@ -220,7 +224,7 @@ def check_positive(given: Mapping[str, object]) -> None:
             raise BastionError(f"{name}: must be a number above 0, got {value!r}")
 
 
-def check_until(until: float, worker: Worker) -> None:
+def _check_until(until: float, worker: Worker) -> None:
     """An interval must be there to become narrow."""
     if until >= 1:
         raise BastionError(f"until: the width of an interval, such as 0.02 for two points, got {until:g}")

@@ -32,7 +32,6 @@ from bastion.measuring.plan import (
     SuiteLike,
     check_integers,
     check_positive,
-    check_until,
     make_plan,
     suite_name,
 )
@@ -93,11 +92,10 @@ def measure(
     launched = Launched.join()
     with launched.failing_together() if launched else nullcontext():
         with launched.main_first("set up") if launched else nullcontext():
-            plan = make_plan(request, shuffle=until is not None or budget is not None, launched=launched)
+            shuffle = until is not None or budget is not None
+            plan = make_plan(request, shuffle=shuffle, until=until, launched=launched)
         if launched:
             launched.check_same("identity", plan.worker.job.folder.name)
-        if until is not None:
-            check_until(until, plan.worker)
         limits = Limits(plan.tally, batch_size, until=until, budget=budget)
         done, seconds = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
         with launched.main_first("measured") if launched else nullcontext():

@@ -27,6 +27,7 @@ from bastion.data import datasets
 from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.measuring import executors
+from bastion.measuring.evaluate import attack_suite
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.order import Doing, Pace
 from bastion.measuring.plan import Request, make_plan
@@ -472,11 +473,21 @@ def test_a_stochastic_model_gives_the_same_facts_twice(ask: Any, tmp_path: Path)
         ({"suite": "dmeo"}, "no suite 'dmeo'.*did you mean 'demo'"),
         ({"suite": Suite.model_validate({"probes": {"x": "acuracy"}})}, "probes.x.name: unknown probe 'acuracy'"),
         ({"model": "nowhere"}, "no model 'nowhere'"),
+        ({"suite": attack_suite(["pgdd"], "linf", [0.1])}, "unknown attack 'pgdd'"),
+        ({"suite": {"studies": {"x": "nrm"}}}, "studies.x.name: unknown study 'nrm'"),
+        (
+            {"suite": {"probes": {"x": "accuracy"}, "aggregates": {"far": {"mean": ["x"], "column": "distance"}}}},
+            "the probe 'x' has no facts 'distance'",
+        ),
+        ({"until": 2}, "until: the width of an interval"),
     ],
 )
-def test_bad_questions_are_refused(ask: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_questions_are_refused_and_nothing_is_written(
+    ask: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(BastionError, match=message):
         ask(**options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_images_outside_the_box_are_refused(ask: Any, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
