@@ -39,7 +39,7 @@ def test_every_plugin_has_an_entry(kind: str, site: Path) -> None:
 def test_what_a_plugin_is_told_of_is_on_the_page(site: Path) -> None:
     attacks, python = ((site / "reference" / f"{name}.html").read_text() for name in ("attacks", "python"))
     assert "gradients are averaged over this many passes" in attacks
-    assert 'id="bastion.evaluate"' in python and "misclassified; images that were wrong already count" in python
+    assert 'id="bastion.evaluate"' in python and "misclassified; clean mistakes count, at distance 0" in python
 
 
 def test_pages_ask_for_nothing_from_elsewhere(site: Path) -> None:
