@@ -153,6 +153,16 @@ def test_every_adversarial_image_and_a_table_of_all_examples(
         bastion.evaluate(model, (x, y), "pgd", checks=False).adversarial("pgd")
 
 
+def test_a_dataframe_of_all_examples(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    result = bastion.evaluate(model, images, ["pgd", "square"], checks=False)
+    frame = result.to_frame()
+    assert list(frame)[:3] == ["index", "label", "clean/correct"] and len(frame) == 12
+    assert frame["clean/correct"].mean() == pytest.approx(result.accuracies()["clean"].value)
+    assert frame["label"].tolist() == images[1].tolist()
+    right = frame.groupby("label")["pgd/correct"].sum()
+    assert right.sum() == result.correct("pgd").sum() and frame["pgd/distance"].dtype == np.float32
+
+
 def test_two_models_measured_and_compared(
     model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
