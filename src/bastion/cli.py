@@ -229,6 +229,14 @@ def measure(
         str,
         typer.Option(metavar="N", help="Keep pictures of the first N examples, or of `all`.", rich_help_panel=RUNNING),
     ] = "16",
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Keep all adversarial examples, and write them to a .npz file or as PNG to a folder.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
     acceleration: Annotated[
         bool,
         typer.Option(
@@ -245,13 +253,16 @@ def measure(
     how: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "acceleration": acceleration}
     how |= {"changes": changes, "split": split, "seed": seed, "folder": run, "limit": limit, "budget": budget}
     how["device"] = device
-    how["keep"] = int(keep) if keep.isdecimal() else keep
+    how["keep"] = "all" if export else int(keep) if keep.isdecimal() else keep
     if shard is None:
         facts = measure_model(model, data, wanted, until=until, **how)
         if os.environ.get("RANK", "0") == "0":  # only the first process prints
             stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
             where = facts.run.folder
             stdout.print(f"facts: {where}; a page about them: bastion report {where}", soft_wrap=True, markup=False)
+            if export:
+                facts.export(export)
+                stdout.print(f"adversarial examples: {export}", soft_wrap=True, markup=False)
         return
     if until is not None:
         raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")

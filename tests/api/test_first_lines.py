@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -149,8 +150,50 @@ def test_every_adversarial_image_and_a_table_of_all_examples(
     result.to_csv(tmp_path / "facts.csv")
     lines = (tmp_path / "facts.csv").read_text().splitlines()
     assert len(lines) == 13 and lines[0].startswith("index,label,clean/correct,") and lines[0].count("index") == 1
-    with pytest.raises(bastion.BastionError, match="kept of 0 of the 12 examples"):
+    with pytest.raises(bastion.BastionError, match='kept of 0 of the 12 examples; evaluate with keep="all"$'):
         bastion.evaluate(model, (x, y), "pgd", checks=False).adversarial("pgd")
+
+
+def test_adversarial_examples_as_files(model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    x, y = images
+    result = bastion.evaluate(model, (x, y), "pgd", keep="all")
+    result.export(tmp_path / "adv.npz")
+    with np.load(tmp_path / "adv.npz") as stored:
+        assert np.array_equal(stored["x"], result.adversarial("pgd")) and np.array_equal(stored["y"], y)
+        assert np.array_equal(stored["fooled"], ~result.correct("pgd")) and stored["index"].tolist() == [*range(12)]
+    result.export(tmp_path / "adv")
+    with Image.open(tmp_path / "adv" / "000003.png") as picture:
+        assert np.array_equal(np.asarray(picture), np.rint(255 * result.adversarial("pgd")[3]).transpose(1, 2, 0))
+    lines = (tmp_path / "adv" / "examples.csv").read_text().splitlines()
+    assert lines[0] == "file,y,index,fooled" and lines[12] == f"000011.png,{y[11]},11,True" and len(lines) == 13
+
+
+def test_adversarial_examples_of_several_attacks(
+    model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    result = bastion.evaluate(model, images, ["fgsm", "pgd"], eps=[EPS, 0.1], keep="all", checks=False)
+    with pytest.raises(bastion.BastionError, match="adv.npz takes the examples of one of fgsm eps=8/255, fgsm eps="):
+        result.export(tmp_path / "adv.npz")
+    result.export(tmp_path / "adv.npz", "pgd eps=0.1")
+    result.export(tmp_path / "adv")
+    assert sorted(path.name for path in (tmp_path / "adv").iterdir())[2:] == ["pgd-eps-0.1", "pgd-eps-8-255"]
+    with pytest.raises(bastion.BastionError, match="no adversarial examples were kept"):
+        bastion.evaluate(model, images, "pgd", checks=False).export(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_grey_images_are_exported_and_other_channels_are_not_png(tmp_path: Path) -> None:
+    for channels in (1, 4):
+        network = nn.Sequential(nn.Flatten(), nn.Linear(channels * 16, 3))
+        data = torch.rand(4, channels, 4, 4), torch.zeros(4, dtype=torch.long)
+        result = bastion.evaluate(network, data, "fgsm", keep="all", checks=False)
+        if channels == 4:
+            with pytest.raises(bastion.BastionError, match="images of 4 channels are no PNG"):
+                result.export(tmp_path / "adv")
+        else:
+            result.export(tmp_path / "grey")
+            with Image.open(tmp_path / "grey" / "000000.png") as picture:
+                assert picture.mode == "L" and picture.size == (4, 4)
 
 
 def test_a_dataframe_of_all_examples(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:

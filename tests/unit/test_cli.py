@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -226,6 +227,10 @@ def test_attacks_are_named_on_the_command_line_and_eps_may_be_several(bastion: B
     (facts,) = read_measurements(open_run(tmp_path / "run"))
     assert facts.adversarial("fgsm eps=0.5").shape == (4, 3, 32, 32)
     assert "pgd:steps=2,step=2∕255 ℓ∞ ≤ 8/255" in bastion(*asked, "--attack", "pgd:steps=2,step=2/255").stdout
+    wanted = ["--attack", "fgsm", "--export", str(tmp_path / "adv.npz")]
+    assert bastion(*asked, *wanted).stdout.splitlines()[-1] == f"adversarial examples: {tmp_path / 'adv.npz'}"
+    with np.load(tmp_path / "adv.npz") as stored:
+        assert stored["x"].shape == (4, 3, 32, 32)
     refused = bastion(*asked, "--attack", "pgd", "--suite", "demo")
     assert refused.code == 1 and "--attack makes a suite of its own" in refused.stderr
 

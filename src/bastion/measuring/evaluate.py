@@ -156,8 +156,8 @@ def evaluate(
     """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius.
 
     Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` warn of
-    numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples: `result.adversarial("pgd")`.
-    `class_map` is as of `measure`.
+    numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples:
+    `result.adversarial("pgd")`, `result.export("adv.npz")`. `class_map` is as of `measure`.
     """
     chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
     suite = attack_suite(chosen, norm, _radii(eps), checks=checks)

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from bastion import storage
 from bastion.errors import BastionError, printable
 from bastion.measuring import sanity, table
+from bastion.measuring.export import write_npz, write_pictures
+from bastion.measuring.find import slug
 from bastion.measuring.grids import AccuracyGrid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
 from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
@@ -93,12 +95,43 @@ class Facts:
         """Return a probe's adversarial examples, (n, C, H, W) float32 in [0, 1]."""
         pictures = self.pictures(label)
         if "adversarial" not in pictures or len(pictures["position"]) < self.n:
-            count = len(pictures.get("position", ()))
+            count = len(pictures["position"]) if "adversarial" in pictures else 0
+            again = 'evaluate with keep="all"'
+            if self.kept is None:
+                again = 'measure in a new folder with keep="all" (on the command line --run FOLDER --keep all)'
             raise BastionError(
-                f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; measure in a new "
-                'folder with keep="all" (on the command line --keep all)'
+                f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; {again}"
             )
         return pictures["adversarial"][np.argsort(pictures["position"])]
+
+    def export(self, path: str | Path, label: str | None = None) -> None:
+        """Write adversarial examples, of all of a suite's attacks or of one; they need `keep="all"`.
+
+        To a file, `adv.npz`, those of one attack: `x` (n, C, H, W) float32 in [0, 1], the true class `y`, `index` and
+        `fooled`. To a folder: INDEX.png, and the rest in `examples.csv`; with several attacks in a folder for each.
+        Pixels of a PNG are rounded to bytes, which may undo a small perturbation.
+        """
+        labels, npz = [label] if label is not None else self._attacked(), Path(path).suffix == ".npz"
+        if npz and len(labels) > 1:
+            one = f"{path} takes the examples of one of {', '.join(labels)}"
+            raise BastionError(f"export: {one}; choose one, or a folder")
+        for each in labels:
+            x, y = self.adversarial(each), self.columns[f"{each}/label"]
+            known = CORRECT in self.case(each).columns
+            fooled = ~self.correct(each) if known else self.columns[f"{each}/prediction"] != y
+            examples = {"x": x, "y": y, "index": self.columns[f"{each}/index"], "fooled": fooled}
+            if npz:
+                write_npz(Path(path), examples)
+            else:
+                write_pictures(Path(path) / slug(each) if len(labels) > 1 else Path(path), examples)
+
+    def _attacked(self) -> list[str]:
+        """Return the probes that have adversarial examples."""
+        labels = [case.label for case in self.about.cases if case.kind == "probes"]
+        found = [label for label in labels if "adversarial" in self.pictures(label)]
+        if not found:
+            raise BastionError('export: no adversarial examples were kept; use a suite with an attack, and keep="all"')
+        return found
 
     @property
     def labels(self) -> list[str]:

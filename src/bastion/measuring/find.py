@@ -16,7 +16,7 @@ CARD = "card.json"
 
 def default_folder(name: str, weights: str) -> Path:
     """Return the run folder of a model that bastion did not train."""
-    return RUNS / f"{_slug(name)}-{weights[:8]}"
+    return RUNS / f"{slug(name)}-{weights[:8]}"
 
 
 def find_run(model: str | Path) -> Run:
@@ -34,7 +34,7 @@ def find_run(model: str | Path) -> Run:
         found = [default_folder(folder.resolve().name, weights)]
     elif str(model).startswith(("timm/", "hf-hub:")) or ".py:" in str(model):
         name = Path(model).name if ".py:" in str(model) else str(model)
-        found = sorted(RUNS.glob(f"{_slug(name)}-????????"), key=lambda path: path.stat().st_mtime)
+        found = sorted(RUNS.glob(f"{slug(name)}-????????"), key=lambda path: path.stat().st_mtime)
     else:
         from bastion.models.load import locate  # which says what is wrong with the name
 
@@ -49,5 +49,5 @@ def unmeasured(model: str | Path, suite: str | None = None) -> BastionError:
     return BastionError(f"{model}: not measured yet; run `bastion measure {model} --suite {suite or 'demo'}` first")
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
