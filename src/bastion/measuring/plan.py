@@ -26,7 +26,7 @@ from bastion.measuring.order import Tally, shuffled
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Job, Worker, build_data, check_fit, on_device
 from bastion.models.columns import num_outputs
-from bastion.models.load import as_module, best_device, is_function, load, locate, timm_model_name
+from bastion.models.load import as_module, best_device, is_function, locate, timm_model_name
 from bastion.run import Run, create_run
 from bastion.suite import CORRECT, Case, Suite, load_suite
 from bastion.types import DataSet, Probe, Split
@@ -145,12 +145,12 @@ def suite_name(given: SuiteLike) -> str:
 
 
 def _source(model: Model) -> nn.Module | Path:
-    """The model itself, or the folder or function that each worker loads it from."""
+    """The model itself, or the folder, function or name that each worker loads it from."""
     if not isinstance(model, str | Path):
         return as_module(model)
-    if is_function(model):
+    if is_function(model) or timm_model_name(model) is not None:
         return Path(model)
-    return locate(model) if timm_model_name(model) is None else load(model)
+    return locate(model)
 
 
 def _devices(source: nn.Module | Path, wanted: str | None) -> tuple[str, ...]:
@@ -181,11 +181,11 @@ def _is_run(model_folder: Path) -> bool:
 
 def _model_name(source: nn.Module | Path, given: Model) -> str:
     """What tables and reports call the model: one that was built by name has that name."""
+    if isinstance(given, str | Path) and timm_model_name(given) is not None:
+        return str(given)
     if isinstance(source, Path):
         folder = source.resolve()
         return folder.parent.name if _is_run(folder) else folder.name
-    if isinstance(given, str | Path):
-        return str(given)
     spec = getattr(source, "spec", None)
     return str(spec["name"]) if isinstance(spec, dict) and "name" in spec else type(source).__name__.lower()
 

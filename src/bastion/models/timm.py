@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import timm
 from torch import nn
 
+from bastion import rng
 from bastion.errors import BastionError, did_you_mean
 from bastion.models import models
 from bastion.models.classifier import Backbone, Blocks, Category, Classifier
@@ -164,8 +165,10 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def untrained(name: str, options: dict[str, Any]) -> Classifier:
-    """A timm model with random weights and the options of a recipe, such as `num_classes`."""
-    backbone = models.build({"name": f"timm/{name}", **options})
+    """A timm model with random weights, the same in every process, and the options of a recipe, as `num_classes`."""
+    with rng.preserved():
+        rng.reseed("model", 0)
+        backbone = models.build({"name": f"timm/{name}", **options})
     return _with_config(backbone.network, backbone.shape, options)
 
 

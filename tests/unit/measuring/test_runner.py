@@ -26,13 +26,13 @@ from bastion.corruptions import corrupt
 from bastion.data import datasets
 from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
-from bastion.measuring import executors
+from bastion.measuring import executors, plan
 from bastion.measuring.evaluate import attack_suite
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.order import Doing, Pace
 from bastion.measuring.plan import Request, make_plan
 from bastion.measuring.runner import measure
-from bastion.measuring.worker import Task, Worker
+from bastion.measuring.worker import Task, Worker, on_device
 from bastion.models import Classifier, checkpoint
 from bastion.probes.accuracy import Accuracy
 from bastion.run import open_run
@@ -553,6 +553,27 @@ def test_networks_that_give_no_logits_are_refused(ask: Any, network: nn.Module, 
 def test_sizes_below_one_are_refused(ask: Any, option: dict[str, int]) -> None:
     with pytest.raises(BastionError, match="must be a whole number of at least 1"):
         ask(**option)
+
+
+def test_a_model_by_its_timm_name_goes_to_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = plan._source("timm/resnet10t:pretrained=false")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert plan._devices(source, None) == ("cuda:0", "cuda:1")
+    assert plan._devices(source, "meta") == ("meta",)
+    assert next(on_device(source, "meta").parameters()).is_meta
+
+
+def test_a_model_by_its_timm_name_is_measured_under_it_and_recognised(
+    measured: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, images = "timm/resnet10t:pretrained=false", (torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))
+    for _ in range(2):
+        facts = measure(name, images, {"probes": {"clean": "accuracy"}})
+        assert facts.about.model == name
+    assert len(measured) == 1
+    assert facts.run.folder == Path("runs") / f"timm-resnet10t-pretrained-false-{facts.about.weights[:8]}"
 
 
 def test_what_cannot_be_sent_to_a_process_says_so(ask: Any, tiny_model: Classifier) -> None:
