@@ -2,14 +2,15 @@
 
     python -m tests.torture.matrix --flips 100 --seed 0
 
-What a run is read for is done by three readers: `read` takes all that a report is made of, `measure` asks for what is
-stored, `resume` goes on with the training. A reader that does not open a file on the undamaged run cannot depend on
-what is in it, so each is asked only about files that it opens.
+What a run is read for is done by four readers: `read` takes all that a report is made of, `networks` loads what the
+objective trained, `measure` asks for what is stored, `resume` goes on with the training. A reader that does not open a
+file on the undamaged run cannot depend on what is in it, so each is asked only about files that it opens.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -21,19 +22,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.runner import measure
+from bastion.models import checkpoint
 from bastion.reporting.tables import read_runs
 from bastion.run import Run
 from bastion.training.trainer import train
 from tests.torture.plugins.data import colours  # noqa: F401  (registers the data set)
-from tests.torture.scenarios import ADVERSARIAL, SUITE, TRAINING, of_training
+from tests.torture.scenarios import ADVERSARIAL, BESIDE, SUITE, TRAINING, of_training
 
 # One file of each kind, by a pattern in the run's folder; of several the last.
-FILES = {
+ORDINARY = {
     "recipe": "recipe.yaml",
     "provenance": "provenance.json",
     "log": "log.jsonl",
@@ -48,14 +51,31 @@ FILES = {
     "TensorBoard": "tensorboard/*",
     "lock": ".lock",
 }
+EPOCH = "epochs/00001"  # the other one is written anew from the older checkpoint
+# In a run with networks beside the model, started by torchrun, whose newest checkpoint is damaged already.
+BESIDE_THE_MODEL = {
+    "older checkpoint": "checkpoints/{older}",
+    "card of an epoch": f"{EPOCH}/card.json",
+    "weights of an epoch": f"{EPOCH}/{{weights}}.safetensors",
+    "networks of the objective": "model/{networks}.safetensors",
+    "torchrun's id": ".launched",
+}
+RUNS = {
+    (*ADVERSARIAL, "validate.choose=last"): ORDINARY,
+    (*BESIDE, "checkpoint.keep=2"): BESIDE_THE_MODEL,
+}
+FILES = ORDINARY | BESIDE_THE_MODEL
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "matrix", "WORLD_SIZE": "1"}
 Numbers = dict[str, Any]
 _opened: set[str] | None = None  # paths, while a reader is watched
 
 
-def make_run(folder: Path, seed: int) -> None:
-    changes = (*TRAINING, *ADVERSARIAL, "validate.choose=last", f"seed={seed}")
-    train("base/micro", changes=changes, folder=folder)
+def make_run(folder: Path, changes: tuple[str, ...], seed: int) -> None:
+    with patch.dict(os.environ, TORCHRUN):
+        train("base/micro", changes=(*TRAINING, *changes, f"seed={seed}"), folder=folder)
     _measured(folder)
+    if "{older}" in "".join(RUNS[changes].values()):
+        sorted(folder.glob("checkpoints/*"))[-1].write_bytes(b"")
 
 
 def _measured(folder: Path) -> Facts:
@@ -77,10 +97,16 @@ def measure_again(folder: Path) -> Numbers:
 
 
 def resume(folder: Path) -> Numbers:
-    home, seed = Run(folder), (Run(folder).recipe() or {}).get("seed", 0)
-    changes = (*TRAINING, *ADVERSARIAL, "validate.choose=last", f"seed={seed}")
-    train("base/micro", changes=changes, folder=home.folder, resume=True)
+    """As torchrun does it, which restarts processes by the command that began."""
+    recipe = Run(folder).recipe() or {}
+    (changes,) = (each for each in RUNS if ("rspc" in each[0]) == (recipe.get("objective", {}).get("name") == "rspc"))
+    with patch.dict(os.environ, TORCHRUN):
+        train("base/micro", changes=(*TRAINING, *changes, f"seed={recipe.get('seed', 0)}"), folder=folder)
     return dict(of_training(folder.parent))
+
+
+def networks(folder: Path) -> Numbers:
+    return {"networks": checkpoint.digest_tensors(checkpoint.load_networks(folder / "model"))}
 
 
 def _of_facts(facts: Facts) -> Numbers:
@@ -97,7 +123,12 @@ def _of_facts(facts: Facts) -> Numbers:
     }
 
 
-READERS: dict[str, Callable[[Path], Numbers]] = {"read": read, "measure": measure_again, "resume": resume}
+READERS: dict[str, Callable[[Path], Numbers]] = {
+    "read": read,
+    "networks": networks,
+    "measure": measure_again,
+    "resume": resume,
+}
 
 
 @dataclass(frozen=True)
@@ -112,11 +143,11 @@ class Verdict:
 class Matrix:
     """Two runs that differ in their seed, and what each reader says of the first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, changes: tuple[str, ...]) -> None:
         self.folder = folder
         for name, seed in (("first", 0), ("second", 1)):
-            make_run(folder / name / "run", seed)
-        self.files = {kind: self._file("first", pattern) for kind, pattern in FILES.items()}
+            make_run(folder / name / "run", changes, seed)
+        self.files = {kind: self._file("first", pattern) for kind, pattern in RUNS[changes].items()}
         self.reads: dict[str, set[str]] = {}
         self.truth: dict[str, Numbers] = {}
         for name, reader in READERS.items():
@@ -129,8 +160,12 @@ class Matrix:
         """Its path in the run's folder."""
         home = self.folder / run / "run"
         (facts,) = read_measurements(Run(home))
-        cases = {case.label: case.store.rpartition("/")[2] for case in facts.about.cases}
-        return str(sorted(home.glob(pattern.format(**cases)))[-1].relative_to(home))
+        named = {case.label: case.store.rpartition("/")[2] for case in facts.about.cases}
+        named["older"] = min(path.name for path in home.glob("checkpoints/*"))
+        if (home / EPOCH).exists():
+            named["weights"] = checkpoint.read_card(home / EPOCH).weights[:16]
+            named["networks"] = str(checkpoint.read_card(home / "model").networks)[:16]
+        return str(sorted(home.glob(pattern.format(**named)))[-1].relative_to(home))
 
     def _copy(self) -> Path:
         """The first run once more. Always in the same place, because cards tell the name of the folder."""
@@ -214,10 +249,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="matrix-")).resolve()
     try:
         verdicts = []
-        for verdict in Matrix(folder).verdicts(given.flips, given.seed):
-            verdicts.append(verdict)
-            if verdict.outcome.isupper():
-                print(verdict, flush=True)
+        for number, changes in enumerate(RUNS):
+            for verdict in Matrix(folder / str(number), changes).verdicts(given.flips, given.seed):
+                verdicts.append(verdict)
+                if verdict.outcome.isupper():
+                    print(verdict, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(table(verdicts))

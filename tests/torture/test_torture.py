@@ -28,13 +28,16 @@ def test_whatever_strikes_the_same_command_comes_to_the_same_end(tmp_path: Path)
 
 
 def test_a_damaged_file_of_a_run_is_told_or_changes_no_number(tmp_path: Path) -> None:
-    from tests.torture.matrix import FILES, Matrix
+    from tests.torture.matrix import FILES, RUNS, Matrix
 
-    verdicts = list(Matrix(tmp_path).verdicts(1, 0, first_reader=True))
+    matrices = (Matrix(tmp_path / str(number), changes) for number, changes in enumerate(RUNS))
+    verdicts = [verdict for matrix in matrices for verdict in matrix.verdicts(1, 0, first_reader=True)]
     assert {verdict.kind for verdict in verdicts} == FILES.keys()
     assert [verdict for verdict in verdicts if verdict.outcome.isupper()] == []
     told = {verdict.kind for verdict in verdicts if verdict.outcome == "detected"}
     assert told >= {"recipe", "provenance", "log", "card", "weights", "facts with pictures", "measurement"}
+    assert told >= {"card of an epoch", "weights of an epoch", "networks of the objective", "torchrun's id"}
+    assert "not read" not in {verdict.outcome for verdict in verdicts if verdict.kind == "older checkpoint"}
 
 
 def test_faults_strike_at_the_call_they_are_meant_for(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
     storage.remove_leftovers(run.folder)
     started_by = launcher()
     # If the torchrun that started the run has restarted its processes, they resume.
-    again = started_by is not None and run.launched.is_file() and run.launched.read_text() == started_by
+    again = started_by is not None and run.launched.is_file() and run.launched.read_bytes() == started_by.encode()
     begin_training(run, recipe, resume=resume or again)
     if started_by:
         storage.write_text(run.launched, started_by)
