@@ -24,8 +24,10 @@ from bastion.attacks.fab import FAB
 from bastion.attacks.square import Square
 from bastion.errors import BastionError, did_you_mean
 from bastion.forward import Function, device_of, in_mode
-from bastion.measuring.evaluate import attack, evaluate
+from bastion.measuring.evaluate import attack, evaluate, radius
 from bastion.measuring.runner import measure
+from bastion.reporting.leaderboard_files import percent, write_model_info
+from bastion.suite import written
 from bastion.threat import Norm
 
 Value = TypeVar("Value")
@@ -36,6 +38,9 @@ VERSIONS = {
     "rand": ["apgd-ce", "apgd-dlr"],
     "custom": [],
 }
+
+IMAGENET_PICTURES = 5000
+PREPROCESSING = {"Res256Crop224": "bilinear", "BicubicRes256Crop224": "bicubic"}  # RobustBench's names
 
 
 @dataclass(slots=True)  # so that setting an unknown attribute is an error
@@ -208,11 +213,17 @@ def benchmark(
     n_examples: int = 10_000,
     dataset: str = "cifar10",
     threat_model: str = "Linf",
-    *,
-    eps: float | str | None = None,
+    to_disk: bool = False,
+    model_name: str | None = None,
     data_dir: str | Path | None = None,
     corruptions_data_dir: str | Path | None = None,
+    device: Any = None,
     batch_size: int = 250,
+    eps: float | str | None = None,
+    log_path: str | Path | None = None,
+    preprocessing: str | None = None,
+    aa_state_path: str | Path | None = None,
+    *,
     seed: int = 0,
     workers: int | None = 1,
 ) -> tuple[float, float]:
@@ -220,28 +231,55 @@ def benchmark(
 
     `model` takes pixels in [0, 1] to logits. `threat_model` is Linf or L2 with `eps`, AutoAttack's standard version, or
     corruptions, the mean over the 15 types and 5 severities of CIFAR-10-C, whose files are in `corruptions_data_dir`.
-    `dataset` is cifar10, cifar100, or imagenet: RobustBench's 5,000 pictures of the validation set in `data_dir`.
+    `dataset` is cifar10, cifar100, or imagenet: RobustBench's 5,000 pictures of the validation set in `data_dir`, with
+    `preprocessing` Res256Crop224 or BicubicRes256Crop224. CIFAR is looked for in `$BASTION_DATA`, not in `data_dir`.
+    `to_disk` writes `model_info/DATASET/THREAT/MODEL_NAME.json`, `log_path` gets the table with intervals.
     """
     data, threat = (str(getattr(each, "value", each)) for each in (dataset, threat_model))  # RobustBench's enums too
+    if not isinstance(model, nn.Module) or isinstance(device, list | tuple):
+        raise BastionError("benchmark: one model on one device at a time; call it once for each")
+    if aa_state_path is not None:
+        raise BastionError("benchmark: aa_state_path is not supported; `bastion.measure` stores and resumes by itself")
+    if to_disk and model_name is None:
+        raise BastionError("benchmark: to_disk needs model_name, which names the file")
+    if data == "imagenet":
+        n_examples = min(n_examples, IMAGENET_PICTURES)
+    model = model if device is None else model.to(device)
     options: dict[str, Any] = {"limit": n_examples, "batch_size": batch_size, "seed": seed, "workers": workers}
     if threat == "corruptions":
         corrupted = _lookup(data, {"cifar10": "cifar10-c", "cifar100": "cifar100-c"}, "dataset with corruptions")
         source = {"name": corrupted} | ({"root": str(corruptions_data_dir)} if corruptions_data_dir else {})
         with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
-            facts = measure(model, source, "cifar10-c", folder=Path(folder) / "run", keep=0, **options)
-            return facts.accuracies()["clean"].value, facts.aggregate("mean corruption accuracy").value
-    norm = _lookup(threat, {name: NORMS[name] for name in ("Linf", "L2")}, "threat_model")
-    if eps is None:
-        raise BastionError(f"benchmark: give eps for {threat}, such as eps=8/255")
-    facts = evaluate(model, _clean_data(data, data_dir), norm=norm, eps=eps, checks=False, **options)
-    return facts.accuracies()["clean"].value, facts.accuracies()["autoattack"].value
+            facts = measure(model, source, "cifar10-c", folder=Path(folder) / "run", keep=0, **options).in_memory()
+        robust = facts.aggregate("mean corruption accuracy").value
+    else:
+        norm = _lookup(threat, {name: NORMS[name] for name in ("Linf", "L2")}, "threat_model")
+        if eps is None:
+            raise BastionError(f"benchmark: give eps for {threat}, such as eps=8/255")
+        source = _clean_data(data, data_dir, preprocessing)
+        facts = evaluate(model, source, norm=norm, eps=eps, checks=False, **options)
+        robust = facts.accuracies()["autoattack"].value
+    clean = facts.accuracies()["clean"].value
+    if log_path:
+        with Path(log_path).open("a") as file:
+            file.write(facts.table() + "\n")
+    if to_disk and model_name:
+        radii = {"eps": written(radius(eps))} if eps is not None else {}
+        field = "corruptions_acc" if threat == "corruptions" else "autoattack_acc"
+        known = {"dataset": data, **radii, "clean_acc": percent(clean), field: percent(robust)}
+        write_model_info(Path("model_info"), data, threat, model_name, known)
+    return clean, robust
 
 
-def _clean_data(dataset: str, folder: str | Path | None) -> dict[str, Any]:
+def _clean_data(dataset: str, folder: str | Path | None, preprocessing: str | None) -> dict[str, Any]:
     if dataset == "imagenet":
+        resized = _lookup(preprocessing or "Res256Crop224", PREPROCESSING, "preprocessing")
         root = {} if folder is None else {"root": str(folder)}
-        return {"name": "imagenet-val", "subset": "robustbench"} | root
-    return {"name": _lookup(dataset, {"cifar10": "cifar10", "cifar100": "cifar100"}, "dataset")}
+        return {"name": "imagenet-val", "subset": "robustbench", "interpolation": resized} | root
+    name = _lookup(dataset, {"cifar10": "cifar10", "cifar100": "cifar100"}, "dataset")
+    if preprocessing is not None:
+        raise BastionError(f"benchmark: preprocessing is for imagenet; {dataset} is measured as it is")
+    return {"name": name}
 
 
 def _lookup(name: str, known: Mapping[str, Value], what: str) -> Value:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyautoattack
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize, ToTensor
 
+from bastion import compat
 from bastion.attacks import Attack
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import AutoAttack as OurAutoAttack
 from bastion.compat import NORMS, AutoAttack, benchmark
+from bastion.data import datasets, imagefolder
 from bastion.data.cifar import CIFAR10
 from bastion.errors import BastionError
 
@@ -165,7 +172,70 @@ def test_benchmark_gives_clean_and_robust_accuracy_as_robustbench_does() -> None
     assert clean == (model(data.x).argmax(1) == data.y).float().mean().item() > robust == 0
 
 
+def test_robustbenchs_own_call_writes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments of `python -m robustbench.eval`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compat, "_clean_data", lambda *_: "cifar10-mini")
+    torch.manual_seed(0)
+    model, x = Linear(), datasets.build("cifar10-mini").test.batch(range(8))
+    model.head.bias.data[x.y.mode().values] += 0.5
+    clean, robust = benchmark(
+        model,
+        n_examples=8,
+        dataset="cifar10",
+        threat_model="Linf",
+        to_disk=True,
+        model_name="Mine2026",
+        data_dir="./data",
+        corruptions_data_dir="./data",
+        device=torch.device("cpu"),
+        batch_size=4,
+        eps=8 / 255,
+        log_path="log.txt",
+        preprocessing=None,
+        aa_state_path=None,
+    )
+    info = json.loads(Path("model_info/cifar10/Linf/Mine2026.json").read_text())
+    assert (info["clean_acc"], info["autoattack_acc"]) == (f"{100 * clean:.2f}", f"{100 * robust:.2f}")
+    assert (info["dataset"], info["eps"], info["authors"]) == ("cifar10", "8/255", None)
+    assert "autoattack" in Path("log.txt").read_text()
+    assert list(inspect.signature(benchmark).parameters)[4:8] == [
+        "to_disk", "model_name", "data_dir", "corruptions_data_dir",
+    ]  # fmt: skip
+
+
+def test_imagenet_has_robustbenchs_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Res256Crop224 of RobustBench: `Resize(256)`, which is bilinear, `CenterCrop(224)` and `ToTensor`."""
+    path, asked = tmp_path / "val" / "n01440764" / "0.png", []
+    path.parent.mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
+    Image.fromarray(noise).save(path)
+    monkeypatch.setattr(imagefolder, "read_subset", lambda _: (["n01440764/0.png"], "digest"))
+
+    def noted(model: nn.Module, data: Any, **options: Any) -> Any:
+        asked.append((datasets.build(data).test.batch([0]).x[0], options["limit"]))
+        raise BastionError("enough")
+
+    monkeypatch.setattr(compat, "evaluate", noted)
+    for preprocessing in (None, "BicubicRes256Crop224"):
+        with pytest.raises(BastionError, match="enough"):
+            benchmark(Linear(), dataset="imagenet", eps=4 / 255, data_dir=tmp_path, preprocessing=preprocessing)
+    for (x, limit), mode in zip(asked, (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC), strict=True):
+        expected = Compose([Resize(256, mode), CenterCrop(224), ToTensor()])(Image.fromarray(noise))
+        assert torch.equal(x, expected) and limit == 5000
+
+
 def test_benchmark_says_what_it_needs() -> None:
+    with pytest.raises(BastionError, match="to_disk needs model_name"):
+        benchmark(nn.Flatten(), to_disk=True, eps=1)
+    with pytest.raises(BastionError, match="aa_state_path is not supported"):
+        benchmark(nn.Flatten(), aa_state_path="state.json", eps=1)
+    with pytest.raises(BastionError, match="one model on one device at a time"):
+        benchmark(nn.Flatten(), device=["cuda:0", "cuda:1"], eps=1)
+    with pytest.raises(BastionError, match="unknown preprocessing 'Crop288'"):
+        benchmark(nn.Flatten(), dataset="imagenet", preprocessing="Crop288", eps=1)
+    with pytest.raises(BastionError, match="preprocessing is for imagenet; cifar10 is measured as it is"):
+        benchmark(nn.Flatten(), preprocessing="Res256Crop224", eps=1)
     with pytest.raises(BastionError, match="give eps for Linf"):
         benchmark(nn.Flatten())
     with pytest.raises(BastionError, match="unknown threat_model 'L1'"):

@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     "show": {"models", "attacks", "data", "training", "probes", "studies", "costs", "measuring", "run"},
     "demo": {"training", "measuring", "reporting"},
     "cli": {"models", "training", "measuring", "reporting", "data", "deepaugment", "show", "demo", "schema", "run"},
-    "compat": {"attacks", "measuring"},
+    "compat": {"attacks", "measuring", "reporting"},
     "__init__": {"training", "measuring", "reporting", "models"},
     "__main__": {"cli"},
 }

@@ -105,6 +105,7 @@ def imagefolder(
     class_map: str | None = None,  # which outputs of a model of more classes they are
     subset: str | None = None,  # file that lists the images that are measured
     on_error: Literal["stop", "skip"] = "stop",  # skip: decode all pictures first, leave out and tell what fails
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic",  # how pictures are resized
 ) -> DataSet:
     """Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech.
 
@@ -131,7 +132,7 @@ def imagefolder(
     else:
         parts = _test_only(folder, test_folder) if test_only else _split(folder, test_folder)
     transform = create_transform(
-        (3, size, size), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
+        (3, size, size), is_training=False, interpolation=interpolation, crop_pct=crop_pct, normalize=False
     )
     skipped: list[str] = []
     if on_error == "skip":
@@ -142,6 +143,7 @@ def imagefolder(
     if not len(parts.test_rows):
         content.append(parts.train_rows.tolist())  # may depend on the originals
     content += [{"skipped": skipped}] if skipped else []
+    content += [{"interpolation": interpolation}] if interpolation != "bicubic" else []
     content += [{"test_only": True}] * test_only + [{"columns": columns}] * (columns is not None)
     if subset:
         paths, digest = read_subset(subset)

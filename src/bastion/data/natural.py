@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 from bastion.data import cache_folder, datasets
 from bastion.data.imagefolder import imagefolder
@@ -41,17 +42,22 @@ def imagenet_v2(root: str | None = None, size: int = 224, crop_pct: float = 0.87
 
 @datasets.register("imagenet-val")
 def imagenet_val(
-    root: str | None = None, size: int = 224, crop_pct: float = 0.875, subset: str | None = None
+    root: str | None = None,
+    size: int = 224,
+    crop_pct: float = 0.875,
+    subset: str | None = None,
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
 ) -> DataSet:
     """ImageNet's validation photos without the training ones, of any of its classes; measured only.
 
     `subset: robustbench` takes the 5,000 that RobustBench measures on, a path those that the file lists.
+    `interpolation: bilinear` resizes pictures as RobustBench does.
     """
-    return _measured("imagenet-val", root, size, crop_pct, subset=subset)
+    return _measured("imagenet-val", root, size, crop_pct, subset=subset, interpolation=interpolation)
 
 
 def _measured(
-    name: str, root: str | None, size: int, crop_pct: float, *, classes: int | None = None, subset: str | None = None
+    name: str, root: str | None, size: int, crop_pct: float, *, classes: int | None = None, **options: Any
 ) -> DataSet:
     home = cache_folder() / name
     if root is None and not home.is_dir():
@@ -60,7 +66,7 @@ def _measured(
             "which folder has it"
         )
     folder = Path(root) if root is not None else home
-    data = imagefolder(str(folder), size, crop_pct, test_only=True, class_map="imagenet", subset=subset)
+    data = imagefolder(str(folder), size, crop_pct, test_only=True, class_map="imagenet", **options)
     if classes not in (None, len(data.classes)):
         raise BastionError(
             f"data set '{name}': has {classes} classes, {folder} has {len(data.classes)}; give the right folder as "

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,22 @@ def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
     Only numbers on test images are written. Fields that only the authors know are null. Other fields of an existing
     file are kept.
     """
-    found: dict[Path, tuple[int, dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str], tuple[int, dict[str, Any]]] = {}
     for board in (each for each in boards if each.data["split"] == "test"):
         for entry in (each for each in board.entries if not each.published):
             for threat, column in _robustbench_columns(board, entry).items():
-                path = folder / _file_name(robustbench_name(board)) / threat / f"{_file_name(entry.model)}.json"
-                n = entry.numbers[column.key].n
-                if path not in found or n > found[path][0]:  # measured on other images of the data set too
-                    found[path] = n, _model_info(board, entry, column)
-    for path, (_, content) in found.items():
-        storage.write_text(path, json.dumps(_updated(path, content), indent=2, ensure_ascii=False) + "\n")
-    return list(found)
+                key, n = (robustbench_name(board), threat, entry.model), entry.numbers[column.key].n
+                if key not in found or n > found[key][0]:  # measured on other images of the data set too
+                    found[key] = n, _model_info(board, entry, column)
+    return [write_model_info(folder, *key, content) for key, (_, content) in found.items()]
+
+
+def write_model_info(folder: Path, data: str, threat: str, model: str, known: Mapping[str, Any]) -> Path:
+    """Write one file of RobustBench; return its path."""
+    path = folder / _file_name(data) / threat / f"{_file_name(model)}.json"
+    content = _updated(path, dict.fromkeys(_UNKNOWN) | dict(known))
+    storage.write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return path
 
 
 def _robustbench_columns(board: Board, entry: Entry) -> dict[str, Column]:
@@ -97,19 +102,19 @@ def _model_info(board: Board, entry: Entry, column: Column) -> dict[str, Any]:
     listed = _listed_radius(board, column)
     other = listed is not None and not same_radius(column.eps, listed)
     footnote = f"Measured on {number.n} images of the {board.data['split']} split."
-    return dict.fromkeys(_UNKNOWN) | {
+    return {
         "name": entry.model,
         "dataset": robustbench_name(board),
         "architecture": entry.architecture,
         "eps": written(column.eps) if column.eps is not None else None,
-        "clean_acc": _percent(clean.value) if clean else None,
-        "autoattack_acc" if column.is_autoattack else "corruptions_acc": _percent(number.value),
+        "clean_acc": percent(clean.value) if clean else None,
+        "autoattack_acc" if column.is_autoattack else "corruptions_acc": percent(number.value),
         "footnote": f"{footnote} RobustBench lists eps {written(listed)}." if other else footnote,
         "unreliable": bool(entry.doubts),
     }
 
 
-def _percent(fraction: float) -> str:
+def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
