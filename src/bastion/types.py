@@ -358,6 +358,7 @@ class DataSet:
     test: Split
     fingerprint: str  # of images, labels and their order; of a folder's paths and sizes
     columns: tuple[int, ...] | None = None  # the outputs of such a model for the classes, in order
+    skipped: tuple[str, ...] = ()  # paths of pictures that are left out because they cannot be read
 
     def __post_init__(self) -> None:
         if self.columns is None:

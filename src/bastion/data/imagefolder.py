@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -93,6 +94,9 @@ class _Parts:
     test_rows: Tensor
 
 
+OnError = Literal["stop", "skip"]
+
+
 @datasets.register("imagefolder")
 def imagefolder(
     root: str,  # the folder
@@ -104,7 +108,7 @@ def imagefolder(
     test_only: bool = False,  # all images are for testing
     class_map: str | None = None,  # which outputs of a model of more classes they are
     subset: str | None = None,  # file that lists the images that are measured
-    on_error: Literal["stop", "skip"] = "stop",  # skip: decode all pictures first, leave out and tell what fails
+    on_error: OnError = "stop",  # skip: decode all pictures first, leave out and tell what fails
     interpolation: Literal["bicubic", "bilinear"] = "bicubic",  # how pictures are resized
 ) -> DataSet:
     """Any folder of class folders: ImageNet, Imagenette, Flowers, Caltech.
@@ -162,6 +166,7 @@ def imagefolder(
         test=FolderSplit(parts.test, transform, parts.test_rows),
         fingerprint=fingerprint(content),
         columns=columns,
+        skipped=tuple(skipped),
     )
 
 
@@ -217,7 +222,8 @@ def _readable(parts: _Parts, transform: Transform) -> tuple[_Parts, list[str]]:
     used = {"train_rows": parts.train, "val_rows": parts.train, "test_rows": parts.test}
     rows = {name: getattr(parts, name) for name in used}
     failed: list[str] = []
-    with bar("decoding pictures", sum(map(len, rows.values()))) as advance:
+    worker = multiprocessing.parent_process() is not None  # what it skips was told by the main process
+    with bar("decoding pictures", sum(map(len, rows.values())), silent=worker) as advance:
         for name, listing in used.items():
             split, kept = FolderSplit(listing, transform, rows[name]), list[int]()
             for position in range(len(split)):
@@ -228,7 +234,7 @@ def _readable(parts: _Parts, transform: Transform) -> tuple[_Parts, list[str]]:
                 except BastionError:
                     failed.append(listing.files[int(rows[name][position])][0])
             rows[name] = rows[name][torch.tensor(kept, dtype=torch.long)]
-    if failed:
+    if failed and not worker:
         listed = ", ".join(sorted(failed)[:20]) + (" …" if len(failed) > 20 else "")
         console.print(f"skipped {len(failed)} pictures that cannot be read: {listed}", markup=False)
     return replace(parts, **rows), sorted(failed)

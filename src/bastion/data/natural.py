@@ -11,33 +11,41 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bastion.data import cache_folder, datasets
-from bastion.data.imagefolder import imagefolder
+from bastion.data.imagefolder import OnError, imagefolder
 from bastion.errors import BastionError
 from bastion.types import DataSet
 
 
 @datasets.register("imagenet-a")
-def imagenet_a(root: str | None = None, size: int = 224, crop_pct: float = 0.875) -> DataSet:
+def imagenet_a(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, on_error: OnError = "stop"
+) -> DataSet:
     """ImageNet-A (Hendrycks et al. 2021): 7,500 photos of 200 classes that a ResNet-50 gets wrong; measured only."""
-    return _measured("imagenet-a", root, size, crop_pct, classes=200)
+    return _measured("imagenet-a", root, size, crop_pct, classes=200, on_error=on_error)
 
 
 @datasets.register("imagenet-r")
-def imagenet_r(root: str | None = None, size: int = 224, crop_pct: float = 0.875) -> DataSet:
+def imagenet_r(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, on_error: OnError = "stop"
+) -> DataSet:
     """ImageNet-R (Hendrycks et al. 2021): 30,000 renditions, as art, toys, graffiti, of 200 classes; measured only."""
-    return _measured("imagenet-r", root, size, crop_pct, classes=200)
+    return _measured("imagenet-r", root, size, crop_pct, classes=200, on_error=on_error)
 
 
 @datasets.register("imagenet-sketch")
-def imagenet_sketch(root: str | None = None, size: int = 224, crop_pct: float = 0.875) -> DataSet:
+def imagenet_sketch(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, on_error: OnError = "stop"
+) -> DataSet:
     """ImageNet-Sketch (Wang et al. 2019): 50,889 black and white drawings of all 1,000 classes; measured only."""
-    return _measured("imagenet-sketch", root, size, crop_pct, classes=1000)
+    return _measured("imagenet-sketch", root, size, crop_pct, classes=1000, on_error=on_error)
 
 
 @datasets.register("imagenet-v2")
-def imagenet_v2(root: str | None = None, size: int = 224, crop_pct: float = 0.875) -> DataSet:
+def imagenet_v2(
+    root: str | None = None, size: int = 224, crop_pct: float = 0.875, on_error: OnError = "stop"
+) -> DataSet:
     """ImageNet-V2 (Recht et al. 2019): 10,000 new photos of all 1,000 classes, folders 0 to 999; measured only."""
-    return _measured("imagenet-v2", root, size, crop_pct, classes=1000)
+    return _measured("imagenet-v2", root, size, crop_pct, classes=1000, on_error=on_error)
 
 
 @datasets.register("imagenet-val")
@@ -47,13 +55,16 @@ def imagenet_val(
     crop_pct: float = 0.875,
     subset: str | None = None,
     interpolation: Literal["bicubic", "bilinear"] = "bicubic",
+    on_error: OnError = "stop",
 ) -> DataSet:
     """ImageNet's validation photos without the training ones, of any of its classes; measured only.
 
     `subset: robustbench` takes the 5,000 that RobustBench measures on, a path those that the file lists.
     `interpolation: bilinear` resizes pictures as RobustBench does.
     """
-    return _measured("imagenet-val", root, size, crop_pct, subset=subset, interpolation=interpolation)
+    return _measured(
+        "imagenet-val", root, size, crop_pct, subset=subset, interpolation=interpolation, on_error=on_error
+    )
 
 
 def _measured(

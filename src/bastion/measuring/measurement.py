@@ -115,6 +115,7 @@ class Measurement(_Part):
     doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
     # Of one worker per example, or part of a study, by label; of what the command that wrote this has measured.
     seconds: dict[str, float] = {}
+    skipped: tuple[str, ...] = ()  # paths of the data set's pictures that could not be read, and are in no split
 
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""
@@ -125,6 +126,12 @@ def adaptation(about: Measurement) -> str:
     """Return a note on the image sizes that the model was adapted to; empty if it was not."""
     sizes = sorted({case.adapted_to for case in about.cases if case.adapted_to})
     return f"position embeddings were interpolated for images of {', '.join(map(str, sizes))} pixels" if sizes else ""
+
+
+def unreadable(about: Measurement) -> str:
+    """Return a note on pictures that were left out because they cannot be read; empty if there are none."""
+    some = ", ".join(about.skipped[:3]) + (" …" if about.skipped[3:] else "")
+    return f"{len(about.skipped)} pictures of the data set cannot be read and are left out: {some}" if some else ""
 
 
 def mixture(about: Measurement) -> str:

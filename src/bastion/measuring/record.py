@@ -50,6 +50,7 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
         seconds=seconds,
+        skipped=worker.data(worker.cases[0]).skipped,
     )
 
 

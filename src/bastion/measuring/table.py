@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import DISTANCE, NORMS, PHASES, MeasuredThreat, adaptation, mixture
+from bastion.measuring.measurement import DISTANCE, NORMS, PHASES, MeasuredThreat, adaptation, mixture, unreadable
 from bastion.measuring.sampling import TwoPhase
 from bastion.suite import CORRECT
 
@@ -103,7 +103,8 @@ def _scalars(facts: Facts) -> dict[str, str]:
 
 
 def _notes(facts: Facts) -> list[str]:
-    texts = [stopped(facts), *left_out(facts), mixture(facts.about), adaptation(facts.about)]
+    about = facts.about
+    texts = [stopped(facts), *left_out(facts), unreadable(about), mixture(about), adaptation(about)]
     notes = [f"note: {text}" for text in texts if text]
     if facts.about.published:
         notes.append(f"paper: {facts.about.published}")

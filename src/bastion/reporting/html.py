@@ -13,7 +13,7 @@ from markupsafe import Markup
 from bastion import recipe_yaml, storage
 from bastion.errors import printable
 from bastion.measuring.facts import Facts
-from bastion.measuring.measurement import MeasuredCase, Measurement, mixture
+from bastion.measuring.measurement import MeasuredCase, Measurement, mixture, unreadable
 from bastion.measuring.table import stopped
 from bastion.reporting import figures, pictures, plots, tables, wording
 from bastion.reporting.costs import cost_table
@@ -190,7 +190,8 @@ def _measured_by(facts: Facts) -> dict[str, str]:
         "data": about.data.get("fingerprint", ""),
     }
     origin = _origin(about.model_dump()) | {key: text for key, text in digests.items() if text}
-    return origin | ({"mixed": mixture(about)} if mixture(about) else {})
+    notes = {"mixed": mixture(about), "left out": unreadable(about)}
+    return origin | {key: text for key, text in notes.items() if text}
 
 
 def _origin(about: Mapping[str, Any]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,9 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
         build(tmp_path).test.batch([0])
 
 
-def test_broken_pictures_may_be_skipped_and_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_pictures_may_be_skipped_and_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_pictures(tmp_path, ("a", "b"), 5)
     whole = build(tmp_path, on_error="skip")
     assert capsys.readouterr().err == "" and whole.fingerprint == build(tmp_path).fingerprint
@@ -128,7 +131,9 @@ def test_broken_pictures_may_be_skipped_and_are_listed(tmp_path: Path, capsys: p
     assert capsys.readouterr().err == "skipped 1 pictures that cannot be read: b/003.png\n"
     kept, all_ = ([len(getattr(each, name)) for name in ("train", "val", "test")] for each in (data, whole))
     assert sum(kept) == sum(all_) - 1 and all(a - b in (0, 1) for a, b in zip(all_, kept, strict=True))
-    assert data.fingerprint != build(tmp_path).fingerprint
+    assert data.fingerprint != build(tmp_path).fingerprint and data.skipped == ("b/003.png",)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())  # in a worker
+    assert build(tmp_path, on_error="skip").skipped == data.skipped and capsys.readouterr().err == ""
 
 
 def test_the_fingerprint_follows_names_sizes_and_the_view(tmp_path: Path) -> None:

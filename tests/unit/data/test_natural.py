@@ -15,6 +15,8 @@ from bastion.data import datasets
 from bastion.data.loader import batch_layout
 from bastion.data.pool import Pool
 from bastion.errors import BastionError
+from bastion.measuring.facts import read_measurements
+from bastion.reporting.html import report
 
 IDS = ImageNetInfo("imagenet-1k").label_names()
 
@@ -60,6 +62,18 @@ def test_mean_confidence_is_that_of_the_predicted_classes(cache: Path, tmp_path:
     spec = {"name": "imagenet-val", "root": str(root), "size": 8}
     facts = measure(ReadsTheColumn(), spec, "natural", folder=tmp_path / "run")
     assert facts.numbers()["mean confidence"].value == pytest.approx(1.0)  # logits 0 and -497
+
+
+def test_pictures_that_cannot_be_read_are_noted_in_the_measurement_and_on_its_page(tmp_path: Path) -> None:
+    root = write(tmp_path / "val", IDS[:3], [0, 1, 2])
+    (root / IDS[1] / "broken.png").write_bytes(b"")
+    spec = {"name": "imagenet-val", "root": str(root), "size": 8, "on_error": "skip"}
+    facts = measure(ReadsTheColumn(), spec, {"probes": {"clean": "accuracy"}}, folder=tmp_path / "run")
+    note = f"1 pictures of the data set cannot be read and are left out: {IDS[1]}/broken.png"
+    assert facts.n == 3 and f"note: {note}" in facts.table()
+    assert read_measurements(facts.run)[0].about.skipped == (f"{IDS[1]}/broken.png",)
+    page = report([tmp_path / "run"], tmp_path / "report.html")
+    assert note in page.read_text()
 
 
 def test_another_number_of_classes_is_told(cache: Path, tmp_path: Path) -> None:
