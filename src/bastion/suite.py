@@ -143,8 +143,7 @@ class Case:
 
 class Suite(Section):
     about: str = ""  # its first line is what `bastion list suites` says
-    # Whose protocol it is: recipes of these papers have published numbers by the suite's labels.
-    paper: str | tuple[str, ...] = ()
+    paper: str | tuple[str, ...] = ()  # whose protocol it is: their recipes have published numbers by its labels
     adapt_size: bool = False  # fit the model to variants of another size: position embeddings are interpolated
     axes: dict[str, Axis] = Field(default_factory=dict)  # settings that take several values, by a name for `--set`
     data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on

@@ -127,8 +127,9 @@ class Slotted:
         return "Slotted"
 
 
-def _array(last: float) -> np.ndarray[Any, Any]:
-    return np.append(np.zeros(2_000), last)
+def _array(middle: float) -> np.ndarray[Any, Any]:
+    """Of which a repr shows only the ends."""
+    return np.concatenate([np.zeros(1_000), [middle], np.zeros(1_000)])
 
 
 def _parent(shift: int) -> nn.Module:

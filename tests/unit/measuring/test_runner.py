@@ -226,7 +226,7 @@ def test_a_suite_may_be_changed(ask: Any) -> None:
     content = {"probes": {label: spec.plain() for label, spec in SUITE.probes.items()}}
     facts = ask(limit=8, suite=content, changes={"probes.pgd.threat.eps": 0.05})
     assert facts.case("pgd").threat.eps == 0.05
-    with pytest.raises(BastionError, match="`changes` go with the name of a suite"):
+    with pytest.raises(BastionError, match="`changes` are not for a Suite object"):
         ask(changes=["probes.pgd.threat.eps=0.05"])
 
 
