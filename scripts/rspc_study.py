@@ -100,11 +100,12 @@ def wait_for(source: Path) -> None:
 
 
 def is_trained(home: Path) -> bool:
-    try:
-        epoch = storage.read_json(home / "model" / "card.json")["about"]["epoch"]
-    except FileNotFoundError:
+    card = home / "model" / "card.json"
+    if not card.is_file():
         return False
-    return bool(epoch == open_run(home).recipe().schedule.epochs)
+    recipe = open_run(home).recipe()
+    assert recipe is not None
+    return bool(storage.read_json(card)["about"]["epoch"] == recipe["schedule"]["epochs"])
 
 
 class Measured(NamedTuple):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts.rspc_study import ARMS, CONFIDENCES, LEARNED, SHOWN, STANDARD, Measured, claims
+from scripts.rspc_study import ARMS, CONFIDENCES, LEARNED, SHOWN, STANDARD, Measured, claims, is_trained
 from scripts.study import FAILED, HELD, OPEN
+from tests.conftest import QUICK
+
+from bastion import storage
+from bastion.training.trainer import train
 
 USUAL = {
     **dict.fromkeys(SHOWN, 0.5),
@@ -63,3 +68,13 @@ def test_masks_are_compared_on_the_same_images() -> None:
 def test_what_was_not_run_is_open() -> None:
     found = _verdicts({})
     assert {found[f"{claim}, "] for claim in ("R6", "R7", "R8")} == {OPEN}
+
+
+def test_a_run_is_trained_when_its_model_is_of_the_last_epoch(tmp_path: Path) -> None:
+    assert not is_trained(tmp_path / "nothing")
+    run = train("base/micro", changes=(*QUICK, "schedule.epochs=2"), folder=tmp_path / "run")
+    assert is_trained(run.folder)
+    path = run.folder / "model" / "card.json"
+    card = storage.read_json(path)
+    storage.write_json(path, {**card, "about": {**card["about"], "epoch": 1}})
+    assert not is_trained(run.folder)
