@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Literal, cast
 
@@ -53,8 +53,7 @@ class RSPC(Objective):
 
     def setup(self, context: TrainingContext) -> None:
         model = context.model
-        self._resized: Callable[[Tensor], Tensor] = model.resized if isinstance(model, Classifier) else nn.Identity()
-        _, *shape = self._resized(torch.zeros(1, *context.data.shape)).shape
+        _, *shape = _resized(model, torch.zeros(1, *context.data.shape)).shape
         attending = _attention_outputs(model, shape)
         aligns = "alignment" in (self.minimize, self.maximize)
         if not attending and (aligns or self.patch_size is None):
@@ -80,7 +79,7 @@ class RSPC(Objective):
 
     def prepare(self, model: nn.Module, batch: Batch, *, progress: float, seed: int) -> Prepared:
         """Images of the filling (noise or black); with random patches, the occluded images. At the network's size."""
-        batch = batch._replace(x=self._resized(batch.x))
+        batch = batch._replace(x=_resized(model, batch.x))
         x = torch.zeros_like(batch.x)
         if self.fill == "noise":
             x = rng.uniform(seed, batch.index, "rspc noise", batch.x.shape[1:], dtype=batch.x.dtype)
@@ -114,6 +113,10 @@ class RSPC(Objective):
                 total + (slope * (keep - used.detach())).sum()
             )  # adds 0, but gives the corruption model its gradient
         return Losses(total, corrupted, terms, clean)
+
+
+def _resized(model: nn.Module, x: Tensor) -> Tensor:
+    return model.resized(x) if isinstance(model, Classifier) else x
 
 
 def alignment(outputs: Iterable[Tensor]) -> Tensor:
