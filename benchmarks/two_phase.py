@@ -36,9 +36,9 @@ from benchmarks.autoattack import STANDARD, by_reference, load_model, without_ch
 
 RESULTS = Path(__file__).parent / "results" / "two_phase"
 THREAT = Threat("linf", 8 / 255)
-SHARES = {"two-phase": 0.33, "two-phase-10000": 0.08}
+SHARES = {"two-phase": 0.27, "two-phase-10000": 0.06}
 REFERENCE = "reference"
-BLOCKS = {"two-phase": 3 * BATCH_SIZE, "two-phase-10000": 12 * BATCH_SIZE, STANDARD: BATCH_SIZE, REFERENCE: BATCH_SIZE}
+BLOCKS = {"two-phase": 4 * BATCH_SIZE, "two-phase-10000": 17 * BATCH_SIZE, STANDARD: BATCH_SIZE, REFERENCE: BATCH_SIZE}
 ONE_BLOCK = ("two-phase-10000", REFERENCE)
 DRAWS = 2000
 WIDTH = 0.005

@@ -48,17 +48,16 @@ def estimate_stopped(values: Column, population: int | None) -> Estimate:
     return confidence_sequence(int(values.sum()), len(values), population)
 
 
-def hypergeometric(successes: int, sample: int, population: int, level: float = 0.95) -> Estimate:
-    """Exact interval of the share of successes in a finite population, from a sample without replacement of fixed size.
+def share_lost(lost: int, sample: int, population: int, level: float = 0.95) -> Estimate:
+    """Share of a finite population that is lost, from a sample without replacement of fixed size.
 
-    Both tails are inverted, as Clopper and Pearson do for the binomial distribution: all numbers of successes in the
-    population under which the observed count is not in a tail of (1 - level) / 2.
+    The lower end is certain: what is lost in the sample is lost. The upper end is the exact one-sided limit of Clopper
+    and Pearson for the hypergeometric distribution: the most that can be lost such that `lost` or fewer in the sample
+    have a probability above 1 - level. As the lower end is never wrong, the whole 1 - level goes to the upper one.
     """
-    _check("hypergeometric", successes, sample, population)
-    tail = (1 - level) / 2
-    low = _fewest(successes, sample, population, tail)
-    high = population - _fewest(sample - successes, sample, population, tail)
-    return _share(successes, sample, low, high, population)
+    _check("share_lost", lost, sample, population)
+    most = population - _fewest(sample - lost, sample, population, 1 - level)
+    return _share(lost, sample, lost, most, population)
 
 
 def _fewest(successes: int, n: int, population: int, tail: float) -> int:
@@ -109,7 +108,7 @@ def two_phase(survived: Column, sampled: Column, lost: Column, level: float = 0.
     """Accuracy after two attacks, of which the second was run on a random sample of the first one's survivors.
 
     Bool columns over the same examples: survived the first attack; was attacked by the second; was fooled by it. The
-    share of the sample that was fooled estimates the share of all survivors, with its exact hypergeometric interval.
+    share of the sample that was fooled estimates the share of all survivors, with the interval of `share_lost`.
     The interval about the population gives half of 1 - level to each source of error (Bonferroni): the union of
     Wilson's intervals at the lowest and the highest accuracy in the sampling interval. It is conservative. If every
     survivor was sampled, it is Wilson's interval.
@@ -129,7 +128,7 @@ def two_phase(survived: Column, sampled: Column, lost: Column, level: float = 0.
 def _remaining(lost: int, sampled: int, survivors: int, n: int, level: float) -> Estimate:
     if survivors == 0:
         return Estimate(0.0, 0.0, 0.0, n)
-    share = hypergeometric(lost, sampled, survivors, level)
+    share = share_lost(lost, sampled, survivors, level)
     before = survivors / n
     return Estimate(before * (1 - share.value), before * (1 - share.high), before * (1 - share.low), n)
 
