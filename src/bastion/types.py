@@ -116,6 +116,7 @@ class Block:
     name: str
     module: nn.Module
     attention: Attention | None = None
+    map_to: nn.Module | None = None  # the part that is called with the attention map, if softmax does not make the map
 
     @property
     def attends(self) -> bool:

@@ -18,6 +18,8 @@ from bastion.data.pool import Pool
 from bastion.errors import BastionError
 from bastion.types import Batch
 
+_COPY_OFFSET = 1 << 48  # between the indices of an image's copies, more than any index in a pool
+
 
 class Key(NamedTuple):
     """Everything that an augmented image depends on besides the seed."""
@@ -64,7 +66,8 @@ class _Augmented(Dataset[Batch]):
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         positions = torch.tensor([key.position for key in keys])
         index = self.pool.index[positions]
-        draw = torch.tensor([(key.turn << 16) + key.copy for key in keys])
+        copy = torch.tensor([key.copy for key in keys])
+        draw = torch.tensor([key.turn << 16 for key in keys]) + copy
         shift, patchwise = self.transform.shift(keys[0].epoch), self.transform.patchwise(keys[0].epoch)
         if shift and (stored := self.pool.pixels(positions)) is not None:
             x = shift(stored, index, seed=rng.key("augment", self.seed), draw=draw).float() / 255
@@ -72,7 +75,8 @@ class _Augmented(Dataset[Batch]):
             x = self.one_by_one(keys, index)
         if patchwise:
             x = patchwise(x, index, seed=rng.key("patchwise", self.seed), draw=draw)
-        return Batch(index, x, self.pool.labels[positions])
+        # Copies share no random numbers in the objective either: noise, occluded patches, starts of attacks.
+        return Batch(index + _COPY_OFFSET * copy, x, self.pool.labels[positions])
 
     def one_by_one(self, keys: Sequence[Key], index: Tensor) -> Tensor:
         pictures = []
@@ -162,7 +166,7 @@ def training_batches(
 
     With `repeats` (Hoffer et al. 2020) a batch holds that many differently augmented copies of fewer images, and an
     epoch of as many steps covers fewer images. If the batch is not a multiple, the copies of its last image continue in
-    the next batch, as in DeiT.
+    the next batch, as in DeiT. The indices of the n-th copies start at n · 2⁴⁸.
     """
     return DataLoader(
         _Augmented(pool, transform, seed),

@@ -32,6 +32,7 @@ class Blocks:
     names: str
     attention: Attention | None = None  # what their attention is between; None: they have none
     having: str = ""  # only modules with a submodule of this name
+    map_to: str = ""  # the submodule that is called with the attention map, if softmax does not make the map
 
     def include(self, name: str, module: nn.Module) -> bool:
         pattern = re.escape(self.names).replace(r"\*", r"\d+")
@@ -120,7 +121,8 @@ class Classifier(nn.Module):
         for name, module in self.network.named_modules():
             declared = next((each for each in self._blocks if each.include(name, module)), None)
             if declared:
-                found.append(Block(name, module, declared.attention))
+                map_to = module.get_submodule(declared.map_to) if declared.map_to else None
+                found.append(Block(name, module, declared.attention, map_to))
         if not found:
             raise BastionError(
                 f"{type(self.network).__name__}: which of its modules are residual blocks is not known; declare them "
@@ -186,6 +188,9 @@ def _record_attention(blocks: list[Block], store: dict[str, Tensor]) -> Iterator
             leave = block.module.register_forward_hook(lambda *_: recorder.leave())
             stack.callback(enter.remove)
             stack.callback(leave.remove)
+            if block.map_to is not None:
+                given = block.map_to.register_forward_pre_hook(lambda _, x: recorder.keep(x[0]))
+                stack.callback(given.remove)
         stack.enter_context(recorder)
         yield
 
@@ -209,6 +214,9 @@ class _AttentionRecorder(AttentionMode):
         return self.block is not None
 
     def on_map(self, attention: Tensor) -> Tensor:
+        self.keep(attention)
+        return attention
+
+    def keep(self, attention: Tensor) -> None:
         if self.block is not None:
             self.store[self.block] = attention
-        return attention

@@ -49,7 +49,11 @@ _FAMILIES = {
     "xcit": Family(
         "hybrid", "El-Nouby et al. 2021, XCiT", (Blocks("blocks.*", "channels"), Blocks("cls_attn_blocks.*", "class"))
     ),
-    "convit": Family("Transformer", "d'Ascoli et al. 2021, ConViT", _TOKENS),
+    "convit": Family(
+        "Transformer",
+        "d'Ascoli et al. 2021, ConViT",
+        (Blocks("blocks.*", "tokens", map_to="attn.attn_drop"),),  # a mean of two softmaxes, of content and of position
+    ),
     "convnext": Family("CNN", "Liu et al. 2022, A ConvNet for the 2020s", _STAGES),
     "swin": Family(
         "Transformer",

@@ -43,6 +43,7 @@ class AttentionStability(OccludedProbe):
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         accelerated = accelerate(model)
         given, batch = check_batch(model, batch, "probe attention-stability")
+        batch = self.at_mask_size(given, batch)
         parts: list[dict[str, Tensor]] = []
         with journal.opened() as notes, accelerated.ready(batch.x):
             for positions, chunks in self.full_batches(batch, accelerated.batch_size):

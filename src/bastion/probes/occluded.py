@@ -8,12 +8,12 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bastion import rng
 from bastion.attacks.patch import PatchOcclusion
 from bastion.errors import BastionError
-from bastion.models import checkpoint
+from bastion.models import Classifier, checkpoint
 from bastion.models.corruption_model import CorruptionModel, load_corruption_model
 from bastion.models.load import locate
 from bastion.patches import Grid
@@ -42,6 +42,16 @@ class MaskedProbe(Probe):
     def __post_init__(self) -> None:
         if self.corruption_model is not None:
             object.__setattr__(self, "identity", _identity(self.corruption_model))
+
+    def at_mask_size(self, model: nn.Module, batch: Batch) -> Batch:
+        """The batch, with images of the size that the corruption model takes if that is what the model resizes them to.
+
+        Interpolation overshoots: they are clipped to [0, 1].
+        """
+        if self.corruption_model is None or not isinstance(model, Classifier):
+            return batch
+        grid, x = _corruption_model(self.corruption_model, self.identity, batch.x.device).grid, model.resized(batch.x)
+        return batch.at(x.clamp(0, 1)) if x is not batch.x and x.shape[2:] == (grid.height, grid.width) else batch
 
     def masks_of(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Iterator[Tensor]:
         """(B, 1, H, W) bool for each of the masks' numbers: the pixels of the chosen patches."""

@@ -42,7 +42,7 @@ class Occlusion(OccludedProbe):
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         accelerated = accelerate(model)
         given, batch = check_batch(model, batch, "probe occlusion")
-        batch, shape = batch._replace(y=hard(batch.y)), (len(batch.x), self.masks)
+        batch, shape = self.at_mask_size(given, batch._replace(y=hard(batch.y))), (len(batch.x), self.masks)
         right = torch.zeros(shape, dtype=torch.bool, device=batch.x.device)
         sure = batch.x.new_zeros(shape)
         first = batch.x.clone()

@@ -19,7 +19,7 @@ from bastion.data.pool import Pool
 from bastion.recipe import Augment, Patchwise
 from bastion.types import Batch, DataSet
 
-EXTRA = 1 << 32
+EXTRA, COPY = 1 << 32, 1 << 48  # what indices of extra images, and of copies, begin with
 PLAIN = Augment()
 PATCHWISE = Patchwise(size=2, prob=0.8, crop=0.5, noise=0.5, hflip=0.5)
 
@@ -83,13 +83,14 @@ def test_an_image_is_augmented_by_seed_epoch_number_and_copy(tiny_data: DataSet,
     augment = Augment(color_jitter=0.4)
     transform = TrainingTransform(augment, tiny_data)
     batch = _batches(tiny_data, repeats=repeats, augment=augment, seed=5)[4]
-    for number in {*batch.index.tolist()}:
+    images = batch.index % COPY
+    for number in {*images.tolist()}:
         expected = set()
         for copy in ((), (1,))[:repeats]:
             with rng.preserved():
                 rng.reseed("augment", 5, 1, number, *copy)
                 expected.add(transform(tiny_data.train.image(number), 1).numpy().tobytes())
-        assert {x.numpy().tobytes() for x in batch.x[batch.index == number]} == expected
+        assert {x.numpy().tobytes() for x in batch.x[images == number]} == expected
         assert len(expected) == repeats
 
 
@@ -157,7 +158,7 @@ def test_processes_share_out_the_batch_and_its_mixed_pairs(tiny_data: DataSet, w
 def test_patches_of_an_image_change_anew_in_each_epoch_and_copy(tiny_data: DataSet) -> None:
     still = Augment(crop="none", hflip=0.0, patchwise=Patchwise(size=2, prob=1.0, crop=0.0, noise=0.0, hflip=0.5))
     batches = _batches(tiny_data, augment=still, repeats=2)
-    x, index = torch.cat([batch.x for batch in batches]), torch.cat([batch.index for batch in batches])
+    x, index = torch.cat([batch.x for batch in batches]), torch.cat([batch.index % COPY for batch in batches])
     assert len(index) == 2 * 3 * 16 and len(index.unique()) < 48
     for number in index.unique():
         copies = x[index == number].flatten(1)
@@ -168,22 +169,31 @@ class TestRepeats:
     def test_a_batch_holds_copies_of_fewer_images_each_changed_in_its_own_way(self, tiny_data: DataSet) -> None:
         batches = _batches(tiny_data, repeats=4, augment=Augment(color_jitter=0.4))
         for batch in batches:
-            assert sorted(Counter(batch.index.tolist()).values()) == [4, 4, 4, 4]
+            images = batch.index % COPY
+            assert sorted(Counter(images.tolist()).values()) == [4, 4, 4, 4]
             assert len({x.numpy().tobytes() for x in batch.x}) == 16
-            assert torch.equal(batch.y, batch.index % 3)
+            assert torch.equal(batch.y, images % 3)
+
+    @pytest.mark.parametrize("repeats", [1, 3, 4])
+    def test_copies_have_random_numbers_of_their_own(self, tiny_data: DataSet, repeats: int) -> None:
+        """All that is drawn in a step hangs on the index. That of the first copy is the image's, as without repeats."""
+        for batch in _batches(tiny_data, repeats=repeats):
+            assert len(batch.index.unique()) == 16
+            assert {*(batch.index // COPY).tolist()} == {*range(repeats)}
+            assert {*(batch.index % COPY).tolist()} <= {*tiny_data.train.index.tolist()}
 
     def test_an_epoch_has_as_many_steps_and_shows_its_part_of_the_images(self, tiny_data: DataSet) -> None:
         pool = Pool(tiny_data.train)
         assert batch_layout(pool, 16, 4).steps == batch_layout(pool, 16).steps == 3
         batches = _batches(tiny_data, repeats=4)
-        first, second = ({*torch.cat([b.index for b in batches[i : i + 3]]).tolist()} for i in (0, 3))
+        first, second = ({*torch.cat([b.index % COPY for b in batches[i : i + 3]]).tolist()} for i in (0, 3))
         assert len(first) == len(second) == 12
         assert first != second
 
     def test_copies_of_the_last_image_go_on_in_the_next_batch(self, tiny_data: DataSet) -> None:
         """A batch of 16 has room for five images three times, and for one copy of a sixth."""
         batches = _batches(tiny_data, repeats=3, augment=Augment(color_jitter=0.4), stop=3)
-        counts = [Counter(batch.index.tolist()) for batch in batches]
+        counts = [Counter((batch.index % COPY).tolist()) for batch in batches]
         assert [sorted(each.values()) for each in counts] == [
             [1, 3, 3, 3, 3, 3],
             [2, 2, 3, 3, 3, 3],
@@ -195,9 +205,9 @@ class TestRepeats:
 
     def test_copies_are_mixed_with_different_partners(self, tiny_data: DataSet) -> None:
         partners = {
-            index: {*batch.index.flip(0)[batch.index == index].tolist()}
-            for batch in _batches(tiny_data, repeats=4, stop=1)
-            for index in batch.index.tolist()
+            image: {*images.flip(0)[images == image].tolist()}
+            for images in (batch.index % COPY for batch in _batches(tiny_data, repeats=4, stop=1))
+            for image in images.tolist()
         }
         assert any(len(others) > 1 for others in partners.values())
 

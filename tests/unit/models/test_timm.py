@@ -49,6 +49,19 @@ def test_attention_is_seen_whatever_its_axes(name: str, maps: int) -> None:
         assert torch.allclose(attention.sum(-1), torch.ones(()), atol=1e-5)
 
 
+def test_the_attention_of_convit_is_of_content_and_position() -> None:
+    """Its first blocks take the mean of two softmaxes, of which the last does not look at the image."""
+    model = checkpoint.build({"name": "tiny/convit"}, mean=(0.5,) * 3, std=(0.25,) * 3).eval()
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), model.tap("attention", "blocks") as taps:
+        model(x)
+        first, second = (block.module for block in model.blocks()[:2])
+        expected = second.attn.get_attention(second.norm1(taps.blocks["blocks.0"]))
+    assert torch.equal(taps.attention["blocks.1"], expected)
+    assert all(not torch.equal(*attention) for attention in taps.attention.values())  # the images differ
+    assert not first.attn.attn_drop._forward_pre_hooks
+
+
 def test_blocks_of_a_family_that_is_not_declared_are_an_error() -> None:
     with meta():
         model = Classifier(models.build("timm/crossvit_tiny_240"), (0.5,) * 3, (0.25,) * 3)

@@ -140,6 +140,25 @@ class TestLearnedMasks:
         assert torch.equal(first, shown) and not torch.equal(first, second)
         assert torch.equal((second != batch.x).all(1, keepdim=True), mask)
 
+    @pytest.mark.parametrize("name", ["occlusion", "patch-confidence", "attention-stability"])
+    def test_images_that_the_model_resizes_are_occluded_at_its_size_as_in_training(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        sizes = {"num_classes": 3, "img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+        spec, grey = {"name": "vit/micro", **sizes}, (0.5,) * 3
+        model = checkpoint.build(spec, mean=grey, std=grey, shape=(3, 8, 8), resize="bicubic").eval()
+        torch.manual_seed(0)
+        corruption_model = CorruptionModel((3, 16, 16), 4)
+        checkpoint.save(model, tmp_path / "run", networks=corruption_model.state_dict())
+        batch = Batch(torch.arange(5), torch.rand(5, 3, 8, 8), torch.zeros(5, dtype=torch.long))
+        probe = probes.build({"name": name, "share": 0.2, "size": 4, "corruption_model": str(tmp_path / "run")})
+        facts = probe(model, batch, seed=0)
+        x = model.resized(batch.x).clamp(0, 1)
+        grid = corruption_model.grid
+        mask = grid.mask(corruption_model.choose(x, 0.2))
+        assert torch.equal(facts["clean"], x)
+        assert torch.equal((facts["occluded"] != x).all(1, keepdim=True), mask)
+
     def test_facts_are_of_the_corruption_model_as_it_is(
         self, corruption_model: CorruptionModel, tmp_path: Path
     ) -> None:

@@ -256,6 +256,18 @@ def test_images_that_the_model_resizes_are_occluded_at_its_size(tmp_path: Path) 
     assert load_corruption_model(run.folder).choose(torch.rand(1, 3, 64, 64), 0.1).shape == (1, 2)
 
 
+@pytest.mark.parametrize("patches", ["learned", "random"])
+def test_copies_of_an_image_are_occluded_each_in_its_own_way(tmp_path: Path, patches: str) -> None:
+    still = "augment={crop: none, hflip: 0, repeats: 2}"
+    trainer = _trainer(tmp_path, still, f"objective.patches={patches}")
+    batch = next(trainer.batches())
+    assert len(batch.x.unique(dim=0)) == len(batch.x) / 2
+    x = trainer.prepare(batch).x
+    assert len(x.unique(dim=0)) == len(x)
+    parts = [trainer.prepare(part).x for part in batch.chunk(4)]
+    assert torch.equal(torch.cat(parts), x)
+
+
 @pytest.mark.parametrize(
     ("spec", "aligned"),
     [
@@ -309,7 +321,7 @@ def test_cross_entropy_on_occluded_images_needs_no_attention(tmp_path: Path) -> 
 
 EVERYTHING = (
     "model.drop_path_rate=0.2",
-    "augment={mixup: 0.8, cutmix: 1.0}",
+    "augment={mixup: 0.8, cutmix: 1.0, repeats: 2}",
     "ema=0.9",
     "accumulate=2",
     "optimizer.perturb={name: sam, size: 0.05}",
