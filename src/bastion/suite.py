@@ -261,8 +261,9 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
     """Load a suite by its shipped name (`demo`), its file, its content, or the name of its only probe or study.
 
     A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis; aggregates that name
-    others are left out. `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change it is
-    no longer the paper's protocol.
+    others are left out, and weighted ones, such as mCE, unless they are of as many variants as before.
+    `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change, and with fewer values of an
+    axis, it is no longer the paper's protocol.
     """
     wanted, where = parse_changes(changes, Suite), "suite" if isinstance(name, Mapping) else name
 
@@ -277,23 +278,33 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
             )
         changed = merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
         changed |= {part: _without_null(changed[part]) for part in LABELLED if part in changed}
-        if to_axes and changed.get("aggregates"):
-            changed["aggregates"] = _of_present_cases(changed)
-        return changed if not rest or _only_leaves_out(rest) else {**changed, "paper": ""}
+        if (to_axes or "axes" in rest) and changed.get("aggregates"):
+            changed["aggregates"] = _of_present_cases(changed, content)
+        fewer = any(len(_listed(wanted[name])) < len(_listed(_values(axes[name]))) for name in to_axes)
+        return changed if not fewer and (not rest or _only_leaves_out(rest)) else {**changed, "paper": ""}
 
     return load_yaml(Suite, "suite", name, on_top)
 
 
-def _of_present_cases(content: Mapping[str, Any]) -> Any:
-    """Return the aggregates all of whose members are there."""
+def _of_present_cases(content: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
+    """Return the aggregates all of whose members are there; weights are for as many members as there were before."""
     aggregates = content["aggregates"]
     try:
-        cases = Suite.model_validate({**content, "aggregates": {}}).cases()
-        members = {name: Aggregate.model_validate(each).weights for name, each in aggregates.items()}
+        cases, former = (Suite.model_validate({**each, "aggregates": {}}).cases() for each in (content, before))
+        checked = {name: Aggregate.model_validate(each) for name, each in aggregates.items()}
     except ValueError:  # which the whole suite will raise too
         return aggregates
-    present = {name for name, each in members.items() if all(any(c.is_named(one) for c in cases) for one in each)}
-    return {name: each for name, each in aggregates.items() if name in present}
+
+    def is_whole(each: Aggregate) -> bool:
+        counts = [[sum(case.is_named(name) for case in some) for name in each.weights] for some in (cases, former)]
+        return all(counts[0]) and (each.kind not in WEIGHTED or counts[0] == counts[1])
+
+    return {name: each for name, each in aggregates.items() if is_whole(checked[name])}
+
+
+def _values(axis: Any) -> Any:
+    """Return the values of an axis that is not checked yet."""
+    return axis.get("to", ()) if isinstance(axis, Mapping) else ()
 
 
 def _attacked(content: Mapping[str, Any]) -> str:

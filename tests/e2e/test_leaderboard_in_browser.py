@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.browser import Tab, needs_chromium, opened
-from tests.many_models import make_many, make_run, summarize
+from tests.many_models import DATA, make_many, make_run, summarize
 
 from bastion.reporting.leaderboard import leaderboard
 
@@ -231,6 +231,15 @@ def test_it_shows_well(tab: Tab, page: Path, width: int, scheme: str) -> None:
                    "return [b.left, b.right]; })()")  # fmt: skip
     assert 0 <= plot[0] < plot[1] <= width
     assert tab.complaints() == []
+
+
+def test_long_names_of_data_fit_on_a_phone(tab: Tab, tmp_path: Path) -> None:
+    name = "cifar10-mini:corruption=gaussian_noise,severity=3,jpeg85=true"
+    for folder, data in {"a": DATA["cifar10"], "b": DATA["cifar10"] | {"name": name, "digest": "f09"}}.items():
+        summarize(make_run(tmp_path / "runs" / folder), 0.8, {"autoattack linf": 0.4}, data=data)
+    leaderboard(tmp_path / "runs", tmp_path / "page.html")
+    tab.open(tmp_path / "page.html", width=390)
+    assert tab.run("document.documentElement.scrollWidth - innerWidth") == 0
 
 
 def test_printed_it_has_every_model_and_no_controls(tab: Tab, page: Path) -> None:

@@ -179,6 +179,27 @@ def test_values_are_written_as_people_write_them(value: Any, text: str) -> None:
     assert written(value) == text
 
 
+@pytest.mark.parametrize("change", ["severity=5", "severity=[4, 5]", "type=[fog, snow]", "axes.severity.to=[5]"])
+def test_mce_over_fewer_severities_or_types_is_left_out(change: str) -> None:
+    """Its weights are for 15 types and 5 severities: with one of these it would be a fifth."""
+    assert load_suite("imagenet-c", change).aggregates.keys() == {"mean corruption accuracy"}
+
+
+def test_a_weighted_sum_over_as_many_variants_is_kept() -> None:
+    assert "mCE" in load_suite("imagenet-c", "severity=[5, 4, 3, 2, 1]").aggregates
+    assert load_suite("imagenet-p", "perturbation=[tilt, snow]").aggregates.keys() == {
+        "mean flip rate",
+        "tilt",
+        "snow",
+    }
+
+
+def test_fewer_corruptions_than_a_paper_measured_are_not_its_protocol() -> None:
+    assert load_suite("cifar10-c").paper == ("Guo et al. 2023", "Tang et al. 2022")
+    assert not load_suite("cifar10-c", "severity=5").paper
+    assert load_suite("singh2023", "eps=2/255").paper == load_suite("singh2023").paper
+
+
 def test_an_axis_with_fewer_values_leaves_out_aggregates_over_the_others() -> None:
     one_severity = load_suite("corruptions", "severity=5")
     assert one_severity.aggregates.keys() == load_suite("corruptions").aggregates.keys()

@@ -60,6 +60,11 @@ class CorruptedSplit:
         return CorruptedSplit(self._split.subset(positions), self._corruption)
 
 
+def corrupted_name(name: str, corruption: str, severity: int) -> str:
+    """Name of corrupted images, as `--data` takes it: their numbers are not those of the data set itself."""
+    return f"{name}:corruption={corruption},severity={severity}"
+
+
 def corrupted(
     data: DataSet,
     /,
@@ -84,6 +89,7 @@ def corrupted(
     chosen = Corruption(corruption, severity, jpeg85, textures)
     return replace(
         data,
+        name=corrupted_name(data.name, corruption, severity) + ",jpeg85=true" * jpeg85,
         train=CorruptedSplit(data.train, chosen),
         val=CorruptedSplit(data.val, chosen),
         test=CorruptedSplit(data.test, chosen),

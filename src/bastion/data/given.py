@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bastion.data.arrays import ArraySplit
 from bastion.data.class_map import class_columns
+from bastion.data.picture import check_depth
 from bastion.errors import BastionError, did_you_mean
 from bastion.progress import bar
 from bastion.recipe import named_data
@@ -169,6 +170,10 @@ def images(given: Any, dtype: torch.dtype = torch.float32) -> Tensor:
 def image(given: Any) -> Tensor:
     """Convert one image, also of PIL, to (C, H, W)."""
     if isinstance(given, Image.Image):
+        try:
+            check_depth(given)
+        except ValueError as error:
+            raise BastionError(f"data: an image cannot be used: {error}") from error
         given = np.array(given.convert("L" if given.mode in ("1", "L") else "RGB"))
     x = _tensor(given, "an image")
     x = x[None] if x.ndim == 2 else x

@@ -20,9 +20,16 @@ def read_picture(path: Path) -> Image.Image:
         return decode_picture(file, str(path))
 
 
+def check_depth(picture: Image.Image) -> None:
+    """Raise if it has more than 8 bits a channel: Pillow would cut them off at 255, which leaves it nearly white."""
+    if picture.mode.startswith(("I", "F")):
+        raise ValueError(f"its pixels have more than 8 bits, mode {picture.mode}; convert it to 8 bits")
+
+
 def decode_picture(file: BinaryIO, where: str, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     try:
         with Image.open(file, formats=formats) as picture:
+            check_depth(picture)
             return picture.convert("RGB")
     except Exception as error:  # broken files can make Pillow raise anything
         reason = str(error) or type(error).__name__

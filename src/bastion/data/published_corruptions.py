@@ -17,6 +17,7 @@ from bastion.corruptions import COMMON, EXTRA, SEVERITIES
 from bastion.data import cache_folder, datasets
 from bastion.data.arrays import ArrayData, ArraySplit
 from bastion.data.cifar import CIFAR10, CIFAR100
+from bastion.data.corrupted import corrupted_name
 from bastion.data.imagefolder import FolderSplit, Listing, list_pictures
 from bastion.errors import BastionError, did_you_mean
 from bastion.storage import fingerprint, is_folder
@@ -57,14 +58,19 @@ def with_published_test(clean: DataSet, root: Path, corruption: str | None, seve
     n, shape = len(clean.test), (clean.shape[1], clean.shape[2], clean.shape[0])
     images = _array(root / f"{corruption}.npy", (5 * n, *shape))
     labels = _array(root / "labels.npy", (5 * n,))
-    assert severity is not None
+    assert corruption is not None and severity is not None
     rows = slice(n * (severity - 1), n * severity)
     if not np.array_equal(labels[rows], clean.test.labels.numpy()):
         raise BastionError(
             f"{root / 'labels.npy'}: not the labels of {clean.name}'s test images in their order; is this its folder?"
         )
     test = ArraySplit(images[rows], np.array(labels[rows]))
-    return replace(clean, name=name, test=test, fingerprint=fingerprint([clean.fingerprint, corruption, severity]))
+    return replace(
+        clean,
+        name=corrupted_name(name, corruption, severity),
+        test=test,
+        fingerprint=fingerprint([clean.fingerprint, corruption, severity]),
+    )
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -93,19 +99,21 @@ def imagenet_c(
     """
     if _is_corrupted(corruption, severity):
         base = Path(root).expanduser() if root else cache_folder() / "ImageNet-C"
-        listing, crop_pct = list_pictures(_type_folder(base, str(corruption)) / str(severity)), 1.0
+        assert corruption is not None and severity is not None
+        name = corrupted_name("imagenet-c", corruption, severity)
+        listing, crop_pct = list_pictures(_type_folder(base, corruption) / str(severity)), 1.0
         if clean is not None:
             _check_same(listing, list_pictures(Path(clean).expanduser()))
     elif clean is None:
         raise BastionError("data set 'imagenet-c': say with data.clean which folder has ImageNet's own test pictures")
     else:
-        listing, crop_pct = list_pictures(Path(clean).expanduser()), 0.875
+        name, listing, crop_pct = "imagenet-c", list_pictures(Path(clean).expanduser()), 0.875
     transform = create_transform(
         (3, _SIZE, _SIZE), is_training=False, interpolation="bicubic", crop_pct=crop_pct, normalize=False
     )
     nothing = FolderSplit(listing, transform, torch.empty(0, dtype=torch.long))
     return DataSet(
-        name="imagenet-c",
+        name=name,
         classes=listing.classes,
         shape=(3, _SIZE, _SIZE),
         mean=IMAGENET_DEFAULT_MEAN,

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import dis
 import functools
 import hashlib
+import inspect
 import itertools
 import re
 import sys
@@ -41,6 +43,7 @@ FILE = "identity.json"
 # Attributes of nn.Module itself; parameters and buffers are in the weights, modules are described one by one.
 _OWN = set(vars(nn.Module()))
 _HOOKS = {name for name in _OWN if name.endswith("_hooks")}
+_GLOBAL_HOOKS = [name for name in vars(nn.modules.module) if re.fullmatch(r"_global_(forward|backward)\w*_hooks", name)]
 _INSTALLED = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
 
 
@@ -93,6 +96,7 @@ def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
     images = data.split(split)
     tree = {id(module): module for module in model.modules()}
     modules = {name: _describe_module(module, dict(tree)) for name, module in model.named_modules()}  # before it runs
+    modules[""] |= _global_hooks(dict(tree))
     logits, slopes = _logits_and_slopes(model, images.batch(range(min(IMAGES, len(images)))).x)
     columns = {"columns": storage.fingerprint(list(data.columns))} if data.columns is not None else {}
     return Identity(
@@ -163,17 +167,97 @@ def _describe_module(module: nn.Module, seen: dict[int, Any]) -> dict[str, Any]:
             described[name] = _plain(value, seen)
         except RecursionError:  # such as a list that holds itself
             described[name] = _unknown(value)
-    return {**_describe_code(type(module)), **described}
+    return {**_describe_code(type(module), seen), **described}
 
 
-def _describe_code(kind: Any) -> dict[str, str]:
-    """Return the name of a class or function, and a hash of its and its bases' source that is not installed."""
+def _global_hooks(seen: dict[int, Any]) -> dict[str, Any]:
+    """Describe hooks that run with every module."""
+    hooks = {name: list(vars(nn.modules.module)[name].values()) for name in _GLOBAL_HOOKS}
+    return {name: {"hooks": _plain(each, seen)} for name, each in hooks.items() if each}
+
+
+def _describe_code(kind: Any, seen: dict[int, Any]) -> dict[str, Any]:
+    """Return the name of a class or function, a hash of its and its bases' source that is not installed, and what that
+    code uses besides."""
     name = f"{kind.__module__}.{kind.__qualname__}".replace("__mp_main__", "__main__")  # a script's, in a worker
     own = [each for each in getattr(kind, "__mro__", (kind,)) if not _is_installed(each)]
-    if not own:
-        return {"class": name}
     text = "\0".join(source_text(each) for each in own)
-    return {"class": name, "text": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    described: dict[str, Any] = {"class": name}
+    described |= {"text": hashlib.sha256(text.encode()).hexdigest()[:16]} if own else {}
+    uses = {} if id(kind) in seen and isinstance(kind, type) else _uses(kind, seen)
+    return described | ({"uses": uses} if uses else {})
+
+
+def _uses(kind: Any, seen: dict[int, Any]) -> dict[str, Any]:
+    """Describe what a function, or the forward pass of a class, uses that its text does not show: globals, variables
+    of an enclosing function, class attributes, and methods that were replaced, also those of a library's class."""
+    if isinstance(kind, types.FunctionType):
+        return {name: _plain(value, seen) for name, value in _globals(kind).items()}
+    seen[id(kind)] = kind  # it may use itself
+    members, found = _own_members(kind), dict[str, Any]()
+    wanted = ["forward", "__call__"]
+    for name in wanted:  # which grows
+        for owner, value in members.get(name, ()):
+            if isinstance(value, types.FunctionType) and _is_in_text(value, owner):
+                used = _globals(value) | _enclosing(value)
+                found |= {each: _plain(used[each], seen) for each in used}
+                wanted += [each for each in _names(value.__code__)[1] if each not in wanted]
+            elif not _is_installed_code(value):
+                found[name] = _plain(value, seen)
+    return found
+
+
+def _own_members(kind: type) -> dict[str, list[tuple[type, Any]]]:
+    """Return what classes that are not installed define, and functions that were put into those that are, by name."""
+    members: dict[str, list[tuple[type, Any]]] = {}
+    for owner in kind.__mro__:
+        own = dict(vars(owner))
+        if _is_installed(owner):
+            functions = {name: each for name, each in own.items() if isinstance(each, types.FunctionType)}
+            foreign = {name: each for name, each in functions.items() if each.__module__ != owner.__module__}
+            own = {name: each for name, each in foreign.items() if not _is_installed(each)}
+        for name, value in own.items():
+            members.setdefault(name, []).append((owner, _unwrapped(value)))
+    return members
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the function of a method, a property or a decorated function."""
+    plain = getattr(value, "__func__", getattr(value, "fget", value))
+    return inspect.unwrap(plain) if callable(plain) else plain
+
+
+def _is_in_text(function: types.FunctionType, owner: type) -> bool:
+    return function.__module__ == owner.__module__ and function.__qualname__.startswith(f"{owner.__qualname__}.")
+
+
+def _globals(function: types.FunctionType) -> dict[str, Any]:
+    known = function.__globals__
+    values = {name: known[name] for name in _names(function.__code__)[0] if name in known}
+    return {name: value for name, value in values.items() if not _is_installed_code(value)}
+
+
+def _enclosing(method: types.FunctionType) -> dict[str, Any]:
+    cells = dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
+    values = {name: cell.cell_contents for name, cell in cells.items() if name != "__class__"}
+    return {name: value for name, value in values.items() if not _is_installed_code(value)}
+
+
+def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
+    """Return the names of globals that code reads, except those that it sets, such as a counter; and of attributes."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    by_kind: dict[str, set[str]] = {"LOAD_GLOBAL": set(), "STORE_GLOBAL": set()}
+    for each in dis.get_instructions(code):
+        if each.opname in by_kind:
+            by_kind[each.opname].add(each.argval)
+    used = by_kind["LOAD_GLOBAL"].union(*(names for names, _ in inner))
+    return sorted(used - by_kind["STORE_GLOBAL"]), sorted({*code.co_names}.union(*(names for _, names in inner)))
+
+
+def _is_installed_code(value: Any) -> bool:
+    if isinstance(value, type | types.FunctionType):
+        return _is_installed(value)
+    return isinstance(value, types.ModuleType | types.BuiltinFunctionType)
 
 
 def _is_installed(kind: Any) -> bool:
@@ -211,7 +295,7 @@ def _plain(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, types.MethodType):
         return {"method": _plain(value.__func__, seen), "of": _plain(value.__self__, seen)}
     if isinstance(value, type):
-        return _describe_code(value)
+        return _describe_code(value, seen)
     if isinstance(value, torch.fx.Graph):
         return {"graph": str(value)}
     if id(value) in seen:
@@ -223,7 +307,7 @@ def _plain(value: Any, seen: dict[int, Any]) -> Any:
         return {"modules": modules, "weights": checkpoint.digest(value)}
     if isinstance(value, types.FunctionType):
         held = [*(cell.cell_contents for cell in value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
-        return {**_describe_code(value), "holds": [_plain(each, seen) for each in held]}
+        return {**_describe_code(value, seen), "holds": [_plain(each, seen) for each in held]}
     return {"is": type(value).__qualname__, **_content(value, seen)}
 
 

@@ -97,6 +97,11 @@ class Board:
         return self.data.get("digest", self.data.get("fingerprint", ""))
 
     @property
+    def is_corrupted(self) -> bool:
+        """Whether all images are corrupted: `--data cifar10:corruption=fog,severity=3`."""
+        return ":corruption=" in self.data["name"]
+
+    @property
     def categories(self) -> list[str]:
         """Categories of its models."""
         return [name for name in CATEGORIES if any(entry.category == name for entry in self.entries)]

@@ -51,11 +51,11 @@ def plain(text: Any) -> Any:
 def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
     """Write `DATA/Linf/MODEL.json` of models with AutoAttack, `DATA/corruptions/MODEL.json` with CIFAR-10-C's mean.
 
-    Only numbers on test images are written. Fields that only the authors know are null. Other fields of an existing
-    file are kept.
+    Only numbers on test images are written, and none of a corrupted data set. Fields that only the authors know are
+    null. Other fields of an existing file are kept.
     """
     found: dict[tuple[str, str, str], tuple[int, dict[str, Any]]] = {}
-    for board in (each for each in boards if each.data["split"] == "test"):
+    for board in (each for each in boards if each.data["split"] == "test" and not each.is_corrupted):
         for entry in (each for each in board.entries if not each.published):
             for threat, column in _robustbench_columns(board, entry).items():
                 key, n = (robustbench_name(board), threat, entry.model), entry.numbers[column.key].n

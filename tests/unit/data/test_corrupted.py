@@ -12,6 +12,7 @@ from bastion.corruptions import corrupt
 from bastion.data import datasets
 from bastion.data.corrupted import corrupted
 from bastion.errors import BastionError
+from bastion.recipe import named_data
 from bastion.types import DataSet
 
 
@@ -25,7 +26,15 @@ def test_every_data_set_takes_a_corruption() -> None:
     made = foggy.test.batch([5, 9])
     assert torch.equal(made.x, corrupt(batch.x, "fog", 3, index=batch.index))
     assert torch.equal(made.y, batch.y) and torch.equal(made.index, batch.index)
-    assert (foggy.name, foggy.classes, foggy.shape) == (clean.name, clean.classes, clean.shape)
+    assert (foggy.classes, foggy.shape) == (clean.classes, clean.shape)
+
+
+def test_corrupted_images_have_another_name_than_the_data_set() -> None:
+    assert _data().name == "cifar10-mini"
+    name = _data(corruption="fog", severity=3).name
+    assert name == "cifar10-mini:corruption=fog,severity=3"
+    assert datasets.build(named_data(name)).test.digest() == _data(corruption="fog", severity=3).test.digest()
+    assert _data(corruption="fog", severity=3, jpeg85=True).name == f"{name},jpeg85=true"
 
 
 def test_a_picture_is_the_corrupted_one() -> None:

@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from bastion.data import datasets
+from bastion.data.given import as_data
 from bastion.data.imagefolder import list_pictures
+from bastion.data.picture import read_picture
 from bastion.errors import BastionError
 from bastion.types import DataSet, Split
 
@@ -298,3 +300,12 @@ class TestExtraPictures:
         write_pictures(tmp_path, CLASSES, 5)
         with pytest.raises(BastionError, match="test_folder has no use here"):
             build(tmp_path, test_folder="val", training_only=True)
+
+
+def test_pictures_of_16_bits_are_refused_not_read_as_white(tmp_path: Path) -> None:
+    grey = Image.fromarray(np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16))
+    grey.save(tmp_path / "grey.png")
+    with pytest.raises(BastionError, match=r"grey\.png: not a readable picture \(its pixels have more than 8 bits"):
+        read_picture(tmp_path / "grey.png")
+    with pytest.raises(BastionError, match="more than 8 bits"):
+        as_data(([grey], [0]))

@@ -51,6 +51,7 @@ def test_a_severity_is_a_fifth_of_the_rows_in_the_order_of_the_clean_images(arra
     assert (data.test.batch([0, 19]).x[:, 0, 0, 0] * 255).round().tolist() == [40, 59]
     assert torch.equal(data.test.labels, clean.test.labels) and torch.equal(data.test.index, clean.test.index)
     other = with_published_test(clean, arrays, "fog", 4)
+    assert (data.name, other.name) == ("noise-c:corruption=fog,severity=3", "noise-c:corruption=fog,severity=4")
     assert data.fingerprint != other.fingerprint and data.test.digest() != other.test.digest()
 
 
@@ -101,6 +102,7 @@ def test_imagenet_c_pairs_with_the_clean_pictures(folders: Path) -> None:
     stored = np.array(foggy.test.image(3))
     assert torch.equal(foggy.test.batch([3]).x[0], torch.from_numpy(stored).permute(2, 0, 1).float() / 255)
     assert clean.fingerprint != foggy.fingerprint
+    assert (clean.name, foggy.name) == ("imagenet-c", "imagenet-c:corruption=fog,severity=2")
 
 
 def test_imagenet_c_says_what_is_missing(folders: Path) -> None:

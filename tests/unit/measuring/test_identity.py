@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import logging
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from bastion import storage
+from bastion.forward import Function
 from bastion.measuring.identity import Identity, identify
 from bastion.models import Classifier, checkpoint
 from bastion.run import Run
@@ -237,6 +239,87 @@ class Switched(Shifted):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (1.01 if Switched.on else 1.0)
+
+
+LIMIT = 0.99  # of pixels; no image of the data is that bright, so answers do not show it
+
+
+def _clipped(x: Tensor) -> Tensor:
+    return x.clamp(max=LIMIT)
+
+
+class Clipping(Shifted):
+    limit = 0.99
+
+    def clip(self, x: Tensor) -> Tensor:
+        return x.clamp(max=self.limit)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(_clipped(self.clip(x)))
+
+
+def _unchanged(*_: Any) -> None:
+    """A hook that changes nothing."""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        (sys.modules[__name__], "LIMIT", 0.98),
+        (sys.modules[__name__], "_clipped", lambda x: x),
+        (Clipping, "limit", 0.98),
+        (Clipping, "clip", lambda _, x: x),
+        (nn.ReLU, "forward", lambda _, x: x.clamp(min=0)),
+        (nn.modules.module, "_global_forward_hooks", {0: _unchanged}),
+    ],
+    ids=["constant", "function", "class attribute", "method", "library's method", "hook of all modules"],
+)
+def test_what_code_uses_is_part_of_the_model(
+    of: Any, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, value: Any
+) -> None:
+    model = Clipping(activation=nn.ReLU()) if where is not nn.ReLU else nn.Sequential(nn.ReLU(), Clipping())
+    before = of(model)
+    assert before.matches(of(model))
+    monkeypatch.setattr(where, name, value)
+    changed = of(model)
+    assert changed.acts_as(before) and not changed.matches(before)
+
+
+def test_the_network_that_a_function_calls_is_part_of_the_model(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuned by so little that answers on four images agree."""
+    monkeypatch.setitem(globals(), "network", Shifted())
+
+    def function(x: Tensor) -> Tensor:
+        return network(x)  # type: ignore[name-defined, no-any-return]  # noqa: F821
+
+    first = of(Function(function))
+    assert first.matches(of(Function(function)))
+    with torch.no_grad():
+        globals()["network"].weight.mul_(1 + 1e-6)
+    assert not of(Function(function)).matches(first)
+
+
+def test_a_function_that_counts_its_calls_stays_the_same_model(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "queries", 0)
+
+    def function(x: Tensor) -> Tensor:
+        global queries
+        queries += len(x)  # type: ignore[name-defined]
+        return x.mean(dim=(2, 3))
+
+    assert of(Function(function)).matches(of(Function(function))) and globals()["queries"] > 0
+
+
+def test_variables_around_a_class_are_part_of_the_model(of: Any) -> None:
+    def made(limit: float) -> nn.Module:
+        class Inner(Shifted):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x.clamp(max=limit))
+
+        return Inner()
+
+    assert of(made(1.0)).matches(of(made(1.0)))
+    assert not of(made(1.0)).matches(of(made(2.0)))
 
 
 def test_rounding_makes_no_other_model(of: Any, tiny_model: Classifier) -> None:

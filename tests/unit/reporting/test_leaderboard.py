@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from made_runs import measure_cases, measure_everything
 from tests.many_models import DATA, make_run, summarize
 
 from bastion import storage
+from bastion.data.corrupted import corrupted
 from bastion.errors import BastionError
 from bastion.measuring.intervals import wilson
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat
@@ -443,6 +445,22 @@ def test_autoattack_against_another_model_or_on_other_images_is_not_robustbenchs
     storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "Other2024.json", json.dumps(said))
     ((board,), _) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
     assert [entry.model for entry in board.entries] == ["a"]
+
+
+def test_corrupted_images_are_a_table_of_their_own_name_and_not_robustbenchs(
+    tmp_path: Path, tiny_model: Classifier, tiny_data: DataSet
+) -> None:
+    attacked = {"name": "adversarial", "threat": {"norm": "linf", "eps": 8 / 255}, "attack": "autoattack"}
+    foggy = corrupted(replace(tiny_data, name="cifar10"), corruption="fog", severity=5)
+    facts = measure(tiny_model, foggy, {"probes": {"aa": attacked}}, folder=tmp_path / "run", limit=2)
+    assert facts.table().startswith("classifier on cifar10:corruption=fog,severity=5 (test)")
+    ((board,), _) = read_boards(tmp_path)
+    assert board.title == "cifar10:corruption=fog,severity=5, test split"
+    assert exported(tmp_path) == {}
+    said = {"dataset": "cifar10", "eps": "8/255", "clean_acc": "93.24", "autoattack_acc": "72.08"}
+    storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "Other2024.json", json.dumps(said))
+    ((board,), _) = leaderboard(tmp_path, tmp_path / "page.html", published=tmp_path / "info")
+    assert len(board.entries) == 1
 
 
 def test_of_several_radii_robustbench_is_given_its_own_else_the_smallest_with_a_note(tmp_path: Path) -> None:
