@@ -39,7 +39,9 @@ class SingularValues(NamedTuple):
     """The largest singular values of each example's map."""
 
     values: Tensor  # (B, k) float64, the largest first; 0 if the map has fewer, NaN if it is not finite
-    residuals: Tensor  # (B, k) ‖Aᵀu − σv‖ / σ₁: relative to σ₁, each value is at most this far from a singular value
+    # (B, k) ‖Aᵀu − σv‖ / σ₁, of several values also ‖Av − σu‖ / σ₁ if that is larger: relative to σ₁, each value is at
+    # most this far from a singular value.
+    residuals: Tensor
     products: Tensor  # (B,) number of products with A and with Aᵀ
 
 
@@ -91,7 +93,8 @@ def largest(
         least = found.values[:, -1] * (1 + tolerance) + rounding(missed.left) * found.values[:, 0]
         open_rows = open_rows & (missed.values[:, 0] > least)
         found = found.merged(missed).where(open_rows, found)
-    return SingularValues(found.values, _residuals(operator, found), products + top)
+    residuals, checks = _residuals(operator, found)
+    return SingularValues(found.values, residuals, products + checks)
 
 
 def _search(
@@ -200,13 +203,20 @@ class _Krylov:
         self.count = keep
 
 
-def _residuals(operator: Operator, found: Triplets) -> Tensor:
-    """(B, k): the residuals, computed by products instead of the recurrence."""
+def _residuals(operator: Operator, found: Triplets) -> tuple[Tensor, int]:
+    """(B, k): the residuals, computed by products instead of the recurrence; and how many products.
+
+    Av = σu holds by construction, unless u was found orthogonally to singular vectors that are not exact themselves.
+    """
     lengths = []
+    several = found.values.shape[1] > 1
     for value, u, v in zip(*(part.unbind(1) for part in found), strict=True):
-        away = operator.transpose(u) - value[:, None].to(v.dtype) * v
-        lengths.append(torch.linalg.vector_norm(away, dim=1).double())
-    return torch.stack(lengths, dim=1) / found.values[:, :1].clamp(min=torch.finfo(torch.float64).tiny)
+        away = [operator.transpose(u) - value[:, None].to(v.dtype) * v]
+        if several:
+            away.append(operator.apply(v) - value[:, None].to(u.dtype) * u)
+        lengths.append(torch.stack([torch.linalg.vector_norm(each, dim=1).double() for each in away]).amax(0))
+    relative = torch.stack(lengths, dim=1) / found.values[:, :1].clamp(min=torch.finfo(torch.float64).tiny)
+    return relative, len(lengths) * (1 + several)
 
 
 def _orthogonal(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

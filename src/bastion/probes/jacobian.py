@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal, get_args
 
 import torch
-from annotated_types import Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Lt, MinLen
 from torch import Tensor, nn
 
 from bastion import forward, rng
@@ -19,7 +19,7 @@ from bastion.jacobians.products import GRAPHS, Branch, Function, Jacobian
 from bastion.memory import check_memory
 from bastion.probes import probes
 from bastion.settings import AtLeastOne, settings
-from bastion.types import Batch, Probe
+from bastion.types import Batch, Description, Probe
 
 Fact = Literal["branch", "block", "embedding", "head", "network"]
 OF_BLOCKS = ("branch", "block")
@@ -40,7 +40,7 @@ class JacobianSpectra(Probe):
     top: AtLeastOne = 1
     tolerance: Annotated[float, Gt(0), Lt(1)] = 1e-4  # of the residuals, relative to the largest singular value
     basis: AtLeastOne = 64  # most Lanczos vectors kept: fewer take less memory and more products
-    products: AtLeastOne = 2000  # most products in one search
+    products: Annotated[int, Ge(2)] = 2000  # most products in one search
 
     facts: ClassVar[Mapping[str, str]] = {
         "branch": "largest singular values of the Jacobian of F, by block; NaN where a block changes the shape",
@@ -48,7 +48,7 @@ class JacobianSpectra(Probe):
         "embedding": "largest singular values of the Jacobian from pixels to the first block",
         "head": "largest singular values of the Jacobian from the last block to logits",
         "network": "largest singular values of the Jacobian from pixels to logits",
-        **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`" for name in get_args(Fact)},
+        **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`, or ‖Jv − σu‖ / σ₁ if larger" for name in get_args(Fact)},
         "table_1": "largest of `block` over all blocks; NaN for misclassified images (Table 1 of Wang and Ruan)",
         "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
         "products": "with J and with Jᵀ, over all parts",
@@ -58,6 +58,9 @@ class JacobianSpectra(Probe):
     def __post_init__(self) -> None:
         if self.basis < self.top + 2:
             raise ValueError(f"basis: {self.basis} vectors are too few for top={self.top}, it needs {self.top + 2}")
+
+    def describe(self) -> Description:
+        return Description(versions=(2,) if self.top > 1 else ())  # since then, residuals are bounds for any `top`
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "jacobian")

@@ -11,13 +11,17 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.forward import device_of
+from bastion.acceleration import saved_bytes
+from bastion.forward import device_of, in_mode
+from bastion.jacobians.products import GRAPHS
 from bastion.memory import check_memory
 from bastion.settings import AtLeastOne, Count, Positive, settings
 from bastion.studies import studies
 from bastion.studies.hessian import hutchinson, lanczos
 from bastion.studies.weight_space import LossStudy, WeightLoss, Weights, random_direction, trained_weights
-from bastion.types import DataSet
+from bastion.types import Batch, DataSet
+
+COPIES = 8  # of the weights, at once: gradients, products and sums
 
 
 @studies.register("sharpness")
@@ -72,10 +76,8 @@ class Sharpness(LossStudy):
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         weights = trained_weights(model, "sharpness")
         dimension = sum(weight.numel() for weight in weights.values())
-        check_memory(
-            4 * (self.iterations + 8) * dimension, device_of(model), "sharpness.iterations", "ask for fewer of them"
-        )
         batch = self.examples(model, data)
+        self._check_memory(model, batch, weights)
         loss = WeightLoss(model, self.attacked(model, batch, seed), self.batch)
         now = loss(weights)
         return {
@@ -84,6 +86,21 @@ class Sharpness(LossStudy):
             "dimension": torch.tensor(dimension),
             **self._hessian(loss, weights, seed),
         }
+
+    def _check_memory(self, model: nn.Module, batch: Batch, weights: Weights) -> None:
+        """Raise an error if the Lanczos vectors and the graphs of a product with the Hessian do not fit."""
+        at_once = min(self.batch, self.n)
+        with in_mode(model, training=False):
+            graphs = GRAPHS * at_once * saved_bytes(model, batch.x[:1])
+        vectors = (self.iterations + COPIES) * sum(
+            weight.numel() * weight.element_size() for weight in weights.values()
+        )
+        check_memory(
+            vectors + graphs,
+            device_of(model),
+            f"sharpness: {self.iterations} vectors as long as the weights and {at_once} images at once",
+            "set fewer `iterations` or a smaller `batch`",
+        )
 
     def _worst(self, loss: WeightLoss, model: nn.Module, now: float) -> float:
         """The largest loss in projected gradient ascent with steps of 2.5 / steps of the radius."""

@@ -221,6 +221,12 @@ def test_memory_that_does_not_suffice_is_told_before_the_first_product(monkeypat
         JacobianSpectra()(small_vit(), batch(16, dtype=torch.float64), seed=0)
 
 
+def test_a_search_without_a_step_is_refused() -> None:
+    """It would end with the value 0 and the residual 0."""
+    with pytest.raises(BastionError, match="products: .*greater than or equal to 2"):
+        JacobianSpectra(products=1)
+
+
 def test_a_basis_that_is_too_small_is_refused() -> None:
     with pytest.raises(BastionError, match="basis: 6 vectors are too few for top=5, it needs 7"):
         JacobianSpectra(top=5, basis=6)

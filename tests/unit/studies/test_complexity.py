@@ -30,6 +30,27 @@ def test_it_takes_any_network_and_leaves_it_as_it_is(tiny_data: DataSet) -> None
     assert all(each.grad is None and each.requires_grad for each in network.parameters())
 
 
+class Encoder(nn.Module):
+    """A TransformerEncoderLayer of width 4 on 8 tokens of 24 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(24, 4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=16, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layer(self.embed(x.reshape(len(x), 8, 24))).mean(1))
+        return logits
+
+
+def test_attention_of_torch_costs_what_one_counts_by_hand(tiny_data: DataSet) -> None:
+    """In eval mode it runs as one fused kernel, which torch's counter takes for nothing."""
+    qkv_and_projection, maps, feed_forward = 8 * 4 * 4 * 4, 2 * 8 * 8 * 4, 8 * 2 * 4 * 16
+    expected = 8 * 24 * 4 + qkv_and_projection + maps + feed_forward + 4 * 3
+    assert Complexity()(Encoder(), tiny_data, 0, seed=0)["macs"] == expected
+
+
 class Slow(nn.Module):
     """Takes a second forward and two more back, by a clock of its own."""
 

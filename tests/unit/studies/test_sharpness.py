@@ -16,6 +16,8 @@ from bastion.errors import BastionError
 from bastion.models import Classifier
 from bastion.models.checkpoint import digest
 from bastion.settings import SettingsError
+from bastion.studies import sharpness
+from bastion.studies.complexity import peak_memory
 from bastion.studies.hessian import hutchinson, lanczos
 from bastion.studies.sharpness import Sharpness
 from bastion.studies.weight_space import WeightLoss, trained_weights
@@ -169,8 +171,25 @@ def test_what_does_not_fit_is_refused_before_it_starts(
     tiny_model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_available", lambda device: 2**10)
-    with pytest.raises(BastionError, match=r"sharpness\.iterations: needs 0\.0 GiB of memory, 0\.0 GiB are free; ask"):
+    with pytest.raises(BastionError, match="sharpness: 40 vectors .* and 24 images at once: needs 0.0 GiB of memory"):
         Sharpness(n=24)(tiny_model, tiny_data, 0, seed=0)
+
+
+WIDE = nn.Sequential(nn.Flatten(), nn.Linear(192, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 3))
+POINTWISE = [each for _ in range(5) for each in (nn.Conv2d(3, 3, 1), nn.Tanh())]
+DEEP = nn.Sequential(*POINTWISE, nn.Flatten(), nn.Linear(192, 3))
+
+
+@pytest.mark.parametrize("model", [WIDE, DEEP], ids=["vectors", "graphs"])
+def test_the_memory_that_is_asked_for_is_what_is_used(
+    model: nn.Module, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the Lanczos vectors of many weights, and of the graphs of products where weights are few."""
+    asked: list[int] = []
+    monkeypatch.setattr(sharpness, "check_memory", lambda needed, *_: asked.append(needed))
+    study = Sharpness(n=24, iterations=10, probes=2, tolerance=1e-9)
+    used = peak_memory(lambda: study(model, tiny_data, 0, seed=0), torch.device("cpu"))
+    assert 0.7 * used < asked[0] < 2.5 * used
 
 
 def test_wrong_settings_are_one_line() -> None:
