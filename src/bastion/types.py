@@ -360,6 +360,7 @@ class DataSet:
     fingerprint: str  # of images, labels and their order; of a folder's paths and sizes
     columns: tuple[int, ...] | None = None  # the outputs of such a model for the classes, in order
     skipped: tuple[str, ...] = ()  # paths of pictures that are left out because they cannot be read
+    preprocessing: str = ""  # how its pictures are made images of one size, where they are not
 
     def __post_init__(self) -> None:
         if self.columns is None:

@@ -167,7 +167,12 @@ def imagefolder(
         fingerprint=fingerprint(content),
         columns=columns,
         skipped=tuple(skipped),
+        preprocessing=preprocessing(size, crop_pct, interpolation),
     )
+
+
+def preprocessing(size: int, crop_pct: float, interpolation: str) -> str:
+    return f"{size} pixels, crop {crop_pct:g}, {interpolation}"
 
 
 def _split(root: Path, test_folder: str | None) -> _Parts:

@@ -18,7 +18,7 @@ from bastion.data import cache_folder, datasets
 from bastion.data.arrays import ArrayData, ArraySplit
 from bastion.data.cifar import CIFAR10, CIFAR100
 from bastion.data.corrupted import corrupted_name
-from bastion.data.imagefolder import FolderSplit, Listing, list_pictures
+from bastion.data.imagefolder import FolderSplit, Listing, list_pictures, preprocessing
 from bastion.errors import BastionError, did_you_mean
 from bastion.storage import fingerprint, is_folder
 from bastion.types import DataSet
@@ -122,6 +122,7 @@ def imagenet_c(
         val=nothing,
         test=FolderSplit(listing, transform),
         fingerprint=fingerprint([listing.files, corruption, severity]),
+        preprocessing=preprocessing(_SIZE, crop_pct, "bicubic"),
     )
 
 

@@ -116,6 +116,7 @@ class Measurement(_Part):
     # Of one worker per example, or part of a study, by label; of what the command that wrote this has measured.
     seconds: dict[str, float] = {}
     skipped: tuple[str, ...] = ()  # paths of the data set's pictures that could not be read, and are in no split
+    preprocessing: str = ""  # of pictures of a folder, such as "224 pixels, crop 0.875, bicubic"
 
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""

@@ -29,7 +29,7 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         positions = examples if isinstance(built, Probe) else np.arange(worker.parts(case))
         cases.append(_case(worker, case, built, len(positions)))
         origins += [origin for origin in worker.store(case).origins(positions) if origin not in origins]
-    model = worker.model.given
+    model, data = worker.model.given, worker.data(worker.cases[0])
     return Measurement(
         **environment(worker.job.seed),
         model=plan.name,
@@ -38,7 +38,7 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         category=getattr(model, "category", None) or "",
         blocks=_block_names(model),
         data=plan.identity.data,
-        classes=worker.data(worker.cases[0]).classes,
+        classes=data.classes,
         suite=suite_name(plan.request.suite),
         n=n,
         population=population,
@@ -50,7 +50,8 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
         seconds=seconds,
-        skipped=worker.data(worker.cases[0]).skipped,
+        skipped=data.skipped,
+        preprocessing=data.preprocessing,
     )
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,10 +87,11 @@ class Board:
     data: dict[str, str]
     columns: list[Column]
     entries: list[Entry]  # best first
+    preprocessing: str = ""  # of pictures that are not all of one size
 
     @property
     def title(self) -> str:
-        return f"{self.data['name']}, {self.data['split']} split"
+        return ", ".join(filter(None, [self.data["name"], f"{self.data['split']} split", self.preprocessing]))
 
     @property
     def digest(self) -> str:
@@ -119,6 +120,7 @@ class _Draft:
     """A board while measurements are read into it."""
 
     data: dict[str, str]
+    preprocessing: str
     columns: dict[str, Column] = field(default_factory=dict)
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
 
@@ -164,8 +166,9 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
     columns = _columns(facts)
     if not columns:
         return
-    key = storage.fingerprint([about.data.get("digest") or about.data["fingerprint"], about.data["split"]])
-    draft = drafts.setdefault(key, _Draft(about.data))
+    images = about.data.get("digest") or about.data["fingerprint"]
+    key = storage.fingerprint([images, about.data["split"], about.preprocessing])
+    draft = drafts.setdefault(key, _Draft(about.data, about.preprocessing))
     identity = about.cases[0].store.partition("/")[0]
     entry = draft.entries.setdefault((about.model, identity), Entry(about.model, about.weights, facts.run.folder))
     entry.parameters = about.parameters or card.get("parameters") or entry.parameters
@@ -313,18 +316,19 @@ def _mean(numbers: Sequence[Estimate]) -> Estimate:
 
 def _board(draft: _Draft) -> Board:
     columns = sorted(draft.columns.values(), key=lambda each: (_ORDER.index(each.kind), each.norms, each.eps or 0))
-    return ranked(draft.data, _with_distinct_titles(columns), _with_distinct_names(list(draft.entries.values())))
+    entries = _with_distinct_names(list(draft.entries.values()))
+    return ranked(Board(draft.data, _with_distinct_titles(columns), entries, draft.preprocessing))
 
 
-def ranked(data: dict[str, str], columns: list[Column], entries: list[Entry]) -> Board:
+def ranked(board: Board) -> Board:
     """Return a board sorted with the best models first."""
-    chosen = _sort_column(columns, entries)
+    chosen = board.sorted_by
     sign = 1 if chosen.kind == "errors" else -1
 
     def rank(entry: Entry) -> float:
         return sign * entry.numbers[chosen.key].value if chosen.key in entry.numbers else math.inf
 
-    return Board(data, columns, sorted(entries, key=rank))
+    return replace(board, entries=sorted(board.entries, key=rank))
 
 
 def _sort_column(columns: Sequence[Column], entries: Sequence[Entry]) -> Column:

@@ -190,7 +190,7 @@ def _measured_by(facts: Facts) -> dict[str, str]:
         "data": about.data.get("fingerprint", ""),
     }
     origin = _origin(about.model_dump()) | {key: text for key, text in digests.items() if text}
-    notes = {"mixed": mixture(about), "left out": unreadable(about)}
+    notes = {"preprocessing": about.preprocessing, "mixed": mixture(about), "left out": unreadable(about)}
     return origin | {key: text for key, text in notes.items() if text}
 
 

@@ -23,7 +23,7 @@ _UNKNOWN = ("link", "name", "authors", "additional_data", "number_forward_passes
 def write_csv(boards: Sequence[Board], path: Path) -> None:
     """Write one line per model and data set; each number with its 95 % interval and n."""
     columns = list({column.name: column for board in boards for column in board.columns}.values())
-    head = ["model", "data", "split", "digest", "weights", "category", "parameters", "warnings"]
+    head = ["model", "data", "split", "preprocessing", "digest", "weights", "category", "parameters", "warnings"]
     for column in columns:
         head += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n"))]
     file = io.StringIO()
@@ -31,8 +31,8 @@ def write_csv(boards: Sequence[Board], path: Path) -> None:
     lines.writerow(map(plain, head))
     for board in boards:
         for entry in board.entries:
-            own: list[Any] = [entry.model, board.data["name"], board.data["split"], board.digest, entry.weights]
-            own += [entry.category, entry.parameters or "", " ".join(sorted(entry.doubts))]
+            own: list[Any] = [entry.model, board.data["name"], board.data["split"], board.preprocessing]
+            own += [board.digest, entry.weights, entry.category, entry.parameters or "", " ".join(sorted(entry.doubts))]
             lines.writerow([*map(plain, own), *_numbers(board, entry, columns)])
     storage.write_text(path, file.getvalue())
 
@@ -101,7 +101,8 @@ def _model_info(board: Board, entry: Entry, column: Column) -> dict[str, Any]:
     number, clean = entry.numbers[column.key], entry.clean.get(column.key)
     listed = _listed_radius(board, column)
     other = listed is not None and not same_radius(column.eps, listed)
-    footnote = f"Measured on {number.n} images of the {board.data['split']} split."
+    made = f" ({board.preprocessing})" if board.preprocessing else ""
+    footnote = f"Measured on {number.n} images of the {board.data['split']} split{made}."
     return {
         "name": entry.model,
         "dataset": robustbench_name(board),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], 
             infos.append(_Info(path))
         except (OSError, ValueError, TypeError, AttributeError, BastionError) as error:
             problems.append(f"{path}: not a JSON file of RobustBench ({error})")
-    return [ranked(board.data, board.columns, [*board.entries, *_entries(board, infos)]) for board in boards], problems
+    return [ranked(replace(board, entries=[*board.entries, *_entries(board, infos)])) for board in boards], problems
 
 
 class _Info:

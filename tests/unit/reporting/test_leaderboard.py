@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import measure_cases, measure_everything
+from PIL import Image
 from tests.many_models import DATA, make_run, summarize
 
 from bastion import storage
 from bastion.data.corrupted import corrupted
+from bastion.data.imagefolder import imagefolder
 from bastion.errors import BastionError
 from bastion.measuring.intervals import wilson
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat
@@ -408,6 +410,24 @@ def exported(folder: Path) -> dict[str, dict[str, Any]]:
     boards, _ = read_boards(folder)
     files = write_robustbench(boards, folder / "info")
     return {path.relative_to(folder / "info").as_posix(): json.loads(path.read_text()) for path in files}
+
+
+def test_pictures_that_are_resized_otherwise_are_another_table_and_named_for_robustbench(
+    tmp_path: Path, tiny_model: Classifier
+) -> None:
+    for n in range(4):
+        folder = tmp_path / "pictures" / "train" / "abc"[n % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (60 * n, 90, 20)).save(folder / f"{n}.png")
+    attacked = {"name": "adversarial", "threat": {"norm": "linf", "eps": 8 / 255}, "attack": "autoattack"}
+    for crop_pct in (0.5, 1.0):
+        data = imagefolder(str(tmp_path / "pictures" / "train"), size=8, crop_pct=crop_pct, test_only=True)
+        measure(tiny_model, data, {"probes": {"aa": attacked}}, folder=tmp_path / "run", limit=2)
+    boards, _ = read_boards(tmp_path)
+    made = {"8 pixels, crop 0.5, bicubic", "8 pixels, crop 1, bicubic"}
+    assert {board.title for board in boards} == {f"imagefolder, test split, {each}" for each in made}
+    ((_, info),) = exported(tmp_path).items()
+    assert any(f"({each})" in info["footnote"] for each in made)
 
 
 def test_robustbench_is_given_numbers_on_test_images_only(tmp_path: Path) -> None:

@@ -200,12 +200,12 @@ class Board {
   csv() {
     const columns = this.heads.map((head, column) => ({ head, column })).filter(({ head }) => head.dataset.kind && !head.hidden);
     const last = this.heads.length - 2;
-    const head = ["model", "data", "split", "digest", "weights", "category", "parameters"];
+    const head = ["model", "data", "split", "preprocessing", "digest", "weights", "category", "parameters"];
     const category = this.heads.findIndex((each) => each.dataset.key === "category");
     for (const { head: { dataset: { name } } } of columns) head.push(name, `${name} low`, `${name} high`, `${name} n`);
     const data = this.section.dataset;
     const lines = this.visible.map((row) => {
-      const cells = [row.cells[0].dataset.value, data.data, data.split, data.digest, row.dataset.weights];
+      const cells = [row.cells[0].dataset.value, data.data, data.split, data.preprocessing, data.digest, row.dataset.weights];
       cells.push(category < 0 ? "" : row.cells[category].dataset.value || "", row.cells[last].dataset.value || "");
       for (const { column } of columns) {
         const { value = "", low = "", high = "", n = "" } = row.cells[column].dataset;
