@@ -98,7 +98,8 @@ class Facts:
             count = len(pictures["position"]) if "adversarial" in pictures else 0
             again = 'evaluate with keep="all"'
             if self.kept is None:
-                again = 'measure in a new folder with keep="all" (on the command line --run FOLDER --keep all)'
+                folder, option = ("", "") if count else (" in a new folder", "--run FOLDER ")
+                again = f'measure{folder} with keep="all" (on the command line {option}--keep all)'
             raise BastionError(
                 f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; {again}"
             )

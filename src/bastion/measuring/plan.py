@@ -99,6 +99,7 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
         seed=request.seed,
         batch_size=request.batch_size,
         pictured=frozenset(order[: None if request.keep == "all" else int(request.keep)].tolist()),
+        all_pictures=request.keep == "all",
         devices=devices,
         acceleration=request.acceleration,
     )
