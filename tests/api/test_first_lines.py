@@ -314,11 +314,28 @@ def test_a_model_in_float64_is_attacked_in_float64(images: tuple[Tensor, Tensor]
     assert adv.x.dtype == adv.logits.dtype == torch.float64
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.uint8])
+def test_arrays_of_another_precision_are_images_everywhere(kind: Any, model: nn.Module, tmp_path: Path) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32))
+    x, y = (levels if kind is np.uint8 else levels / 255).astype(kind), np.arange(40) % 10
+    result = bastion.evaluate(model, (x, y), "fgsm", checks=False)
+    assert result.accuracies()["fgsm"].value == pytest.approx(
+        1 - float(bastion.attack(model, x, y, "fgsm").success.float().mean())
+    )
+    facts = bastion.measure(model, ([*x], y.tolist()), "accuracy", folder=tmp_path / "measured")
+    assert facts.accuracies()["accuracy"].value == result.accuracies()["clean"].value
+    assert bastion.train(model=Net(), data=(x, y), epochs=1, folder=tmp_path / "trained").card()
+
+
 X, Y = torch.rand(2, 3, 32, 32), torch.tensor([0, 1])
+FLOAT64 = r"images are float32, the model's weights float64; convert the model with \.float\(\)"
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "eps": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps=None), "eps: expected a number such as 8/255, got"),
     "no batch": (lambda: bastion.attack(Net(), X, Y, batch_size=0), "batch_size: must be a whole number of at least 1"),
     "half a batch": (lambda: bastion.attack(Net(), X, Y, batch_size=2.5), "batch_size: must be a whole number"),
+    "float64": (lambda: bastion.evaluate(Net().double(), (X, Y), "fgsm"), FLOAT64),
+    "wrap": (lambda: bastion.wrap(Net().double(), normalize="imagenet"), FLOAT64),
+    "train": (lambda: bastion.train(model=Net().double(), data=(X, Y), epochs=1), FLOAT64),
     "size": (lambda: bastion.attack(Net(), torch.rand(2, 3, 8, 8), Y), r"does not take images \(B, 3, 8, 8\): Run"),
     "class": (lambda: bastion.attack(Net, X, Y), r"model: expected .* got the class Net; give Net\(…\)"),
     "attack": (lambda: bastion.attack(Net(), X, Y, PGD), r"attack: give PGD\(\), not the class"),

@@ -17,7 +17,7 @@ from bastion import rng, storage
 from bastion.acceleration import Accelerated, accelerate
 from bastion.data import datasets
 from bastion.errors import BastionError
-from bastion.forward import device_of, in_mode
+from bastion.forward import device_of, in_mode, known_mistake
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
 from bastion.models.adapt import resized
@@ -300,6 +300,8 @@ def _check_logits(model: nn.Module, data: DataSet) -> None:
         with torch.no_grad(), in_mode(model, training=False), rng.preserved():
             logits = model(images)
     except Exception as error:
+        if known := known_mistake(str(error), model, images):
+            raise BastionError(f"measure: {known}; torch says: {error}") from error
         raise BastionError(f"{expected}; it raised {type(error).__name__}: {error}") from error
     if not isinstance(logits, Tensor):
         raise BastionError(f"{expected}; it gave {type(logits).__name__}")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.forward import device_of, in_mode
+from bastion.forward import device_of, in_mode, known_mistake
 from bastion.models.classifier import Backbone, Blocks, Classifier
 from bastion.models.normalisations import NORMALISATIONS
 
@@ -38,6 +38,8 @@ def wrap(
     found = shape or _shape(module, len(means))
     try:
         outputs = _run(module, found)
+    except _WrongPrecision:
+        raise
     except Exception as error:
         raise BastionError(
             f"wrap: {type(module).__name__} does not take images of {found} ({error}); give shape=(C, H, W)"
@@ -80,6 +82,8 @@ def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
         try:
             _run(module, (channels, side, side))
             return channels, side, side
+        except _WrongPrecision:
+            raise
         except Exception:  # a user's network may raise anything on images of another size
             continue
     raise BastionError(
@@ -95,6 +99,16 @@ def _known(module: nn.Module) -> dict[str, Any]:
     return family_of(str(config.get("architecture", "")))._asdict()
 
 
+class _WrongPrecision(BastionError):
+    """Images of another size would not help."""
+
+
 def _run(module: nn.Module, shape: tuple[int, int, int]) -> Any:
+    images = torch.zeros(1, *shape, device=device_of(module))
     with torch.no_grad(), in_mode(module, training=False):
-        return module(torch.zeros(1, *shape, device=device_of(module)))
+        try:
+            return module(images)
+        except RuntimeError as error:
+            if known := known_mistake(str(error), module, images):
+                raise _WrongPrecision(f"wrap: {known}; torch says: {error}") from error
+            raise
