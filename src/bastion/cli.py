@@ -157,7 +157,9 @@ def measure(
     ] = None,
     eps: Annotated[
         list[str] | None,
-        typer.Option(metavar="EPS", help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255."),
+        typer.Option(
+            metavar="EPS", help="Radius, e.g. 8/255; repeat it for a curve. Default with --attack and linf: 8/255."
+        ),
     ] = None,
     suite: Annotated[
         str | None,
@@ -273,6 +275,7 @@ def _wanted_suite(
     suite: str | None, attacks: list[str], norm: str | None, eps: list[str], changes: list[str]
 ) -> tuple[Any, list[str]]:
     """Return the suite, made of the attacks if there are any, and the changes to it."""
+    eps = [each for text in eps for each in text.split(",")]  # `--eps 2/255,8/255` too
     if not attacks:
         if norm is not None:
             raise BastionError(
@@ -281,9 +284,9 @@ def _wanted_suite(
         return suite or "demo", [*changes, *([f"eps=[{','.join(eps)}]"] if eps else [])]
     if suite is not None:
         raise BastionError("measure: --attack makes a suite of its own; give it or --suite, not both")
-    from bastion.measuring.evaluate import attack_suite, radius
+    from bastion.measuring.evaluate import attack_suite, radii
 
-    return attack_suite(attacks, norm or "linf", [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
+    return attack_suite(attacks, norm or "linf", radii(eps or None, norm or "linf")), changes  # type: ignore[arg-type]
 
 
 @app.command(cls=Command)

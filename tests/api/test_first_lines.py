@@ -328,9 +328,25 @@ def test_arrays_of_another_precision_are_images_everywhere(kind: Any, model: nn.
 
 
 X, Y = torch.rand(2, 3, 32, 32), torch.tensor([0, 1])
+WIDE = r"eps: no two images of 3 x 32 x 32 pixels .* 55.43 apart in l2, so 128 is no bound; 128/255 meant\?"
 FLOAT64 = r"images are float32, the model's weights float64; convert the model with \.float\(\)"
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "eps": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps=None), "eps: expected a number such as 8/255, got"),
+    "eps": (
+        lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps="8 of 255"),
+        "eps: expected a number such as 8/255, got",
+    ),
+    "l2": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", norm="l2"), "eps: give one, such as 0.5; only linf has a d"),
+    "l1": (
+        lambda: bastion.attack(Net(), X, Y, "fgsm", norm="L1"),
+        "eps: give one, such as 12; only linf has a default",
+    ),
+    "wide": (lambda: bastion.attack(Net(), X, Y, "fgsm", norm="l2", eps=128), WIDE),
+    "wider": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", norm="l2", eps=128), WIDE),
+    "twice": (
+        lambda: bastion.wrap(bastion.wrap(Net(), normalize="half"), normalize="half"),
+        "normalises its images al",
+    ),
+    "bytes": (lambda: bastion.wrap(Net(), mean=(124, 116, 104), std=(58, 57, 57)), "mean of 124; divide by 255"),
     "no batch": (lambda: bastion.attack(Net(), X, Y, batch_size=0), "batch_size: must be a whole number of at least 1"),
     "half a batch": (lambda: bastion.attack(Net(), X, Y, batch_size=2.5), "batch_size: must be a whole number"),
     "float64": (lambda: bastion.evaluate(Net().double(), (X, Y), "fgsm"), FLOAT64),

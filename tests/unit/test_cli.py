@@ -138,6 +138,7 @@ BAD_INPUT = {
     f"measure zoo/cifar10-linf-vit --data {TWO},class_map=map.txt": "measure on imagefolder: the network was made for "
     "images of 32×32 and does not take 64×64",
     "measure zoo/cifar10-linf-vit --attack pgdd": "probes.pgdd.attack.name: unknown attack 'pgdd'; did you mean 'pgd'",
+    "measure zoo/cifar10-linf-vit --attack pgd --norm l2": "eps: give one, such as 0.5; only linf has a default",
     "measure zoo/cifar10-linf-vit --attack pgd --norm l3": "probes.pgd.threat.norm: unknown norm 'l3'",
     "measure zoo/cifar10-linf-vit --norm l2 --eps 0.5": "measure: --norm goes with --attack; a suite has its own norm",
     "measure zoo/cifar10-linf-vit --suite autoattack-linf --norm l2": "measure: --norm goes with --attack; a suite has",

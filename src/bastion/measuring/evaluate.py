@@ -60,11 +60,13 @@ def attack(
     attack: Attacks = "autoattack",
     *,
     norm: Norm = "linf",
-    eps: Radius = 8 / 255,
+    eps: Radius | None = None,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
 ) -> AdversarialExamples:
-    """Attack images with pixels in [0, 1] inside a ball of radius `eps`. The results are checked on the model itself.
+    """Attack images with pixels in [0, 1] inside a ball of radius `eps`, under linf 8/255 if none is given.
+
+    The results are checked on the model itself.
 
     The model takes pixels and gives logits: a module, which is run in eval mode, a function, or the name of a model.
     `attack` is a name (see `bastion list attacks`), a dict such as `{"name": "pgd", "steps": 20}`, or an attack.
@@ -73,7 +75,8 @@ def attack(
     given_on = x.device if isinstance(x, Tensor) else torch.device("cpu")
     network = as_module(model, given_on)
     batch = _batch(x, y, network)
-    threat, chosen = Threat(norm, radius(eps)), attack if isinstance(attack, Attack) else attacks.build(attack)
+    threat, chosen = Threat(norm, *radii(eps, norm)), attack if isinstance(attack, Attack) else attacks.build(attack)
+    threat.check_bounds(batch.x.shape[1:])
     warn_if_normalised_input_is_expected(network, batch)
     device, found = device_of(network), []
     count = len(batch.x)
@@ -132,8 +135,12 @@ def radius(eps: Any) -> float:
     return float(value)
 
 
-def _radii(eps: Any) -> list[float]:
-    """Parse one eps or several: a list, an array or a tensor."""
+def radii(eps: Any, norm: str) -> list[float]:
+    """Parse one eps or several: a list, an array or a tensor; None is 8/255 under linf, and an error elsewhere."""
+    if eps is None and str(norm).lower() in ("l2", "l1"):
+        usual = "0.5" if str(norm).lower() == "l2" else "12"
+        raise BastionError(f"eps: give one, such as {usual}; only linf has a default, 8/255, which is tiny in {norm}")
+    eps = 8 / 255 if eps is None else eps
     single = isinstance(eps, str) or not isinstance(eps, Iterable) or getattr(eps, "ndim", 1) == 0
     return [radius(each) for each in ([eps] if single else eps)]
 
@@ -144,7 +151,7 @@ def evaluate(
     attacks: Attacks | Sequence[Attacks] = "autoattack",
     *,
     norm: Norm = "linf",
-    eps: Radius | Sequence[Radius] = 8 / 255,
+    eps: Radius | Sequence[Radius] | None = None,
     checks: bool = True,
     limit: int | None = None,
     seed: int = 0,
@@ -153,14 +160,14 @@ def evaluate(
     keep: int | str = 0,
     class_map: ClassMap | None = None,
 ) -> Facts:
-    """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius.
+    """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius (under linf 8/255).
 
     Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` warn of
     numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples:
     `result.adversarial("pgd")`, `result.export("adv.npz")`. `class_map` is as of `measure`.
     """
     chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
-    suite = attack_suite(chosen, norm, _radii(eps), checks=checks)
+    suite = attack_suite(chosen, norm, radii(eps, norm), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
         options |= {"keep": keep, "class_map": class_map}

@@ -35,6 +35,7 @@ def wrap(
     its residual blocks, * for a number (`layers.*`), for probes that look at their outputs or Jacobians.
     """
     means, stds = _stats(mean, std, normalize)
+    _check_stats(module, means)
     found = shape or _shape(module, len(means))
     try:
         outputs = _run(module, found)
@@ -71,6 +72,20 @@ def _stats(
         raise BastionError(
             f"wrap: mean and std need one number for each channel, such as (0.5, 0.5, 0.5), got {mean!r} and {std!r}"
         ) from error
+
+
+def _check_stats(module: nn.Module, means: tuple[float, ...]) -> None:
+    """Raise where images would be normalised wrongly or twice, which gives plausible numbers."""
+    if max(means, default=0) > 1:
+        raise BastionError(f"wrap: mean and std are of pixels in [0, 1], got a mean of {max(means):g}; divide by 255")
+    if any(means) and normalises(module):
+        raise BastionError("wrap: this model normalises its images already; use it as it is")
+
+
+def normalises(module: nn.Module) -> bool:
+    """Whether a mean is subtracted or a std divided by: `wrap` may have been given none."""
+    own = [each for each in module.modules() if isinstance(each, Classifier)]
+    return any(bool((each.mean != 0).any() or (each.std != 1).any()) for each in own)
 
 
 def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
