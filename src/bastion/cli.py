@@ -28,9 +28,24 @@ class Command(TyperCommand):
         return _plain_flags(super().get_params(ctx))
 
 
+# What people try first: the command that does it.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("attack", "eval", "evaluate", "test", "benchmark"), "measure MODEL --attack autoattack --eps 8/255"
+    ),
+    "help": "--help",
+    "version": "--version",
+}
+
+
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         return _plain_flags(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in ELSEWHERE and args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean 'bastion {ELSEWHERE[args[0]]}'?")
+        return super().resolve_command(ctx, args)
 
 
 def _plain_flags(parameters: Any) -> Any:

@@ -70,7 +70,8 @@ class Function(nn.Module):
         self.function, self.device = function, device
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x if self.device is None else x.to(self.device)).to(x.device)
+        made = self.function(x if self.device is None else x.to(self.device))
+        return made.to(x.device) if isinstance(made, Tensor) else made
 
 
 def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, Batch]:

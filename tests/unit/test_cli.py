@@ -184,6 +184,12 @@ def test_a_usage_error_is_code_2(bastion: Bastion) -> None:
     assert bastion("fly").code == 2
 
 
+@pytest.mark.parametrize("command", ["attack", "evaluate"])
+def test_a_command_that_others_have_is_told_by_ours(command: str, bastion: Bastion) -> None:
+    result = bastion(command, "zoo/cifar10-linf-vit", "--eps", "8/255")
+    assert result.code == 2 and "Did you mean 'bastion measure MODEL --attack" in result.stderr
+
+
 def test_data_verify_prints_the_hashes(bastion: Bastion) -> None:
     result = bastion("data", "verify", "cifar10-mini")
     parts = [line.split()[0] for line in result.stdout.splitlines()]
