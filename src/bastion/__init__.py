@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bastion import _torchvision
-from bastion.errors import BastionError
+from bastion.errors import BastionError, did_you_mean
 
 if TYPE_CHECKING:
     from bastion.measuring.compare import compare
@@ -49,5 +49,5 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'bastion' has no attribute '{name}'")
+        raise AttributeError(f"module 'bastion' has no attribute '{name}'{did_you_mean(name, _HOMES)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -28,9 +28,24 @@ class Command(TyperCommand):
         return _plain_flags(super().get_params(ctx))
 
 
+# What people try first: the command that does it.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("attack", "eval", "evaluate", "test", "benchmark"), "measure MODEL --attack autoattack --eps 8/255"
+    ),
+    "help": "--help",
+    "version": "--version",
+}
+
+
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         return _plain_flags(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in ELSEWHERE and args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean 'bastion {ELSEWHERE[args[0]]}'?")
+        return super().resolve_command(ctx, args)
 
 
 def _plain_flags(parameters: Any) -> Any:
@@ -157,7 +172,9 @@ def measure(
     ] = None,
     eps: Annotated[
         list[str] | None,
-        typer.Option(metavar="EPS", help="Radius, e.g. 8/255; repeat it for a curve. With --attack: 8/255."),
+        typer.Option(
+            metavar="EPS", help="Radius, e.g. 8/255; repeat it for a curve. Default with --attack and linf: 8/255."
+        ),
     ] = None,
     suite: Annotated[
         str | None,
@@ -273,6 +290,7 @@ def _wanted_suite(
     suite: str | None, attacks: list[str], norm: str | None, eps: list[str], changes: list[str]
 ) -> tuple[Any, list[str]]:
     """Return the suite, made of the attacks if there are any, and the changes to it."""
+    eps = [each for text in eps for each in text.split(",")]  # `--eps 2/255,8/255` too
     if not attacks:
         if norm is not None:
             raise BastionError(
@@ -281,9 +299,9 @@ def _wanted_suite(
         return suite or "demo", [*changes, *([f"eps=[{','.join(eps)}]"] if eps else [])]
     if suite is not None:
         raise BastionError("measure: --attack makes a suite of its own; give it or --suite, not both")
-    from bastion.measuring.evaluate import attack_suite, radius
+    from bastion.measuring.evaluate import attack_suite, radii
 
-    return attack_suite(attacks, norm or "linf", [radius(each) for each in eps or ["8/255"]]), changes  # type: ignore[arg-type]
+    return attack_suite(attacks, norm or "linf", radii(eps or None, norm or "linf")), changes  # type: ignore[arg-type]
 
 
 @app.command(cls=Command)

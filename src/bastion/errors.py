@@ -46,8 +46,17 @@ def shown(value: object, *, quoted: bool = True) -> str:
 
 # Names in torchattacks, foolbox, advertorch and AutoAttack, without case and punctuation, and ours.
 ELSEWHERE = {
+    "aa": "autoattack",
+    "standard": "autoattack",
     "bim": "pgd",
     "ifgsm": "pgd",
+    "basiciterative": "pgd",
+    "projectedgradientdescent": "pgd",
+    "fastgradient": "fgsm",
+    "carliniwagner": "cw",
+    "at": "adversarial",
+    "pgdat": "adversarial",
+    "madry": "adversarial",
     "alpha": "step",
     "stepsize": "step",
     "absstepsize": "step",
@@ -68,8 +77,9 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     if usual := [name for name in variants if name.endswith("-linf")]:  # of a suite for each norm
         return f"; did you mean '{usual[0]}'?"
     wanted, plain = _letters(word), {_letters(name): name for name in reversed(names)}
-    if (ours := ELSEWHERE.get(wanted)) in names:
-        return f"; did you mean '{ours}'?"
+    for letters in (wanted, re.sub("^(linf|l2|l1)|attack$", "", wanted)):  # foolbox: L2CarliniWagnerAttack
+        if (ours := ELSEWHERE.get(letters, plain.get(letters))) in names:
+            return f"; did you mean '{ours}'?"
     near = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.6)
     near = near or [name for name in plain if name and wanted.startswith(name)]
     if near:

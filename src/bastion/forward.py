@@ -70,7 +70,8 @@ class Function(nn.Module):
         self.function, self.device = function, device
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x if self.device is None else x.to(self.device)).to(x.device)
+        made = self.function(x if self.device is None else x.to(self.device))
+        return made.to(x.device) if isinstance(made, Tensor) else made
 
 
 def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, Batch]:
@@ -104,7 +105,7 @@ def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
         with single_image_gradients(x), torch.set_grad_enabled(torch.is_grad_enabled()):
             made = model(x.clone())
     except (RuntimeError, ValueError) as error:
-        if known := _known_mistake(str(error), model, x):
+        if known := known_mistake(str(error), model, x):
             raise BastionError(f"attack: {known}; torch says: {error}") from error
         raise
     if not isinstance(made, Tensor):
@@ -121,11 +122,12 @@ def logits(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
     )
 
 
-def _known_mistake(error: str, model: nn.Module, x: Tensor) -> str | None:
+def known_mistake(error: str, model: nn.Module, x: Tensor) -> str | None:
     """An explanation of two common mistakes that torch's own messages do not explain."""
     kinds = sorted({_plain(each.dtype) for each in model.parameters() if each.is_floating_point()})
     if "type" in error and kinds and _plain(x.dtype) not in kinds:
-        return f"images are {_plain(x.dtype)}, the model's weights {' and '.join(kinds)}; convert one of them"
+        other = "convert the model with .float()" if x.dtype == torch.float32 else "convert one of them"
+        return f"images are {_plain(x.dtype)}, the model's weights {' and '.join(kinds)}; {other}"
     if "more than 1 value per channel" in error:
         return "BatchNorm in training mode takes no single image; put the model in eval mode"
     return None

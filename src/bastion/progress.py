@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,7 @@ class SafeConsole(Console):
 
 console = SafeConsole(stderr=True, highlight=False)
 LONGEST, SHORTEST_BAR = 18, 5  # characters of the description and of the bar, in a line of 80
+WIDTH, INTERVAL = 80, 0.5  # characters of a line in a notebook, and seconds between two of them
 
 # advance(n, note="…"): n more units are done; the note is shown after the bar
 Advance = Callable[..., None]
@@ -90,9 +92,34 @@ def _columns(unit: str, known: bool) -> list[ProgressColumn]:
     ]
 
 
-def _in_notebook() -> bool:
-    """Whether this is a notebook that can show live output, for which rich needs ipywidgets."""
-    return console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+class _NotebookLine:
+    """The bar as one line of plain text in a notebook's output: rich's own needs ipywidgets, this does not."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.handle: Any = None  # IPython's, of the output that is updated
+        self.shown = time.monotonic()  # work of less than INTERVAL shows nothing
+
+    def update(self) -> None:
+        if time.monotonic() - self.shown < INTERVAL:
+            return
+        text = io.StringIO()
+        plain = SafeConsole(file=text, width=WIDTH, color_system=None, force_jupyter=False)
+        plain.print(self.progress.get_renderable())
+        self._show(text.getvalue().rstrip())
+        self.shown = time.monotonic()
+
+    def remove(self) -> None:
+        if self.handle is not None:
+            self._show("")
+
+    def _show(self, line: str) -> None:
+        content = {"text/plain": line}
+        if self.handle is None:
+            display = importlib.import_module("IPython.display").display
+            self.handle = display(content, raw=True, display_id=True)
+        else:
+            self.handle.update(content, raw=True)
 
 
 @contextmanager
@@ -104,9 +131,11 @@ def bar(
     `unit`: items or bytes; or share, if the caller itself gives the share that is done, from 0 to 1, and the seconds
     left, perhaps inf: `advance(done=0.2, left=60)`.
     """
-    hidden = silent or not (console.is_terminal or _in_notebook())
+    widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    hidden = silent or not (console.is_terminal or widgets)
     columns = _columns(unit, total is not None)
     progress = Progress(*columns, console=console, transient=True, disable=hidden, expand=total is not None)
+    line = _NotebookLine(progress) if console.is_jupyter and hidden and not silent else None
     with progress:
         task = progress.add_task(_shortened(description, LONGEST), total=total, note="", ends=None)
         progress.update(task, completed=done)
@@ -118,5 +147,11 @@ def bar(
             changes |= {} if left is None else {"ends": time.monotonic() + left}
             changes |= {"advance": count} if done is None else {"completed": done}
             progress.update(task, **changes)
+            if line:
+                line.update()
 
-        yield advance
+        try:
+            yield advance
+        finally:
+            if line:
+                line.remove()

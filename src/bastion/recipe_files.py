@@ -131,6 +131,9 @@ class Files:
             return {measured[name]: {name: name}}
         where, others = f"{child}: extends: " if child else "", ", probe or study" if measured else ""
         known = did_you_mean(name, [*shipped(self.kind), *measured])
+        if self.kind == "suite" and not known and name in dict(plugins.headlines("attacks")):
+            known = f"; it is an attack: `--attack {name}`, in Python bastion.evaluate(model, data, '{name}')"
+        known = known or f"; see `bastion list {self.kind}s`"
         raise BastionError(
             f"{where}no {self.kind} '{name}': neither shipped with bastion nor a .yaml file{others}{known}"
         )

@@ -92,15 +92,20 @@ class Registry(Generic[T]):
         family, _, rest = name.partition("/")
         if rest and f"{family}/*" in self._factories:
             return functools.partial(self._factories[f"{family}/*"], rest)
-        message = f"unknown {self.kind} '{name}'{did_you_mean(name, self._factories)}"
+        near = did_you_mean(name, self._factories) or f"; see `bastion list {self.package.rpartition('.')[2]}`"
+        message = f"unknown {self.kind} '{name}'{near}"
         raise SettingsError(path, ["name"], message) if path else BastionError(message)
 
     def by_class_name(self, name: str) -> Any:
-        """Return the class of a plug-in, for `__getattr__` of a package: `from bastion.attacks import PGD`."""
+        """Return the class of a plug-in, for `__getattr__` of a package: `from bastion.attacks import PGD`.
+
+        A plug-in that is a function goes by its name in capitals: `FGSM`.
+        """
         if not name.startswith("_"):
             self._discover()
-            for factory in self._factories.values():
-                if inspect.isclass(factory) and factory.__name__ == name:
+            for known, factory in self._factories.items():
+                own = factory.__name__ if inspect.isclass(factory) else known.replace("-", "").upper()
+                if own == name:
                     return factory
         raise AttributeError(f"module '{self.package}' has no attribute '{name}'")
 

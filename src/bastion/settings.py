@@ -66,7 +66,8 @@ class SettingsError(BastionError, ValueError):
 
     def __init__(self, where: str, keys: Iterable[str | int], message: str) -> None:
         self.where, self.keys, self.message = where, tuple(map(str, keys)), message
-        super().__init__(f"{'.'.join(filter(None, [where, *self.keys]))}: {message}")
+        path = ".".join(filter(None, [where, *self.keys]))
+        super().__init__(f"{path}: {message}" if path else message)
 
     def under(self, where: str) -> SettingsError:
         """Return the same error under another path."""
@@ -252,6 +253,11 @@ def explain(
         message = f"unknown key{near}"
     elif first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         message = "missing; it has no default"
+    elif first["type"] == "unexpected_positional_argument":
+        keys, message = (
+            [],
+            "settings are given by name, such as steps=20; a model goes to bastion.attack(model, x, y, …)",
+        )
     elif first["type"] == "literal_error":
         expected = [each["ctx"]["expected"] for each in mistakes if each["type"] == "literal_error"]  # all of a union
         words = {word.strip(" '") for text in expected for word in text.replace(" or ", ",").split(",")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from bastion import rng
+from bastion.errors import BastionError
 from bastion.settings import NotNegative, SettingsError, settings
 
 
@@ -32,6 +34,15 @@ class Threat:
         if self.norm == "linf" and self.eps > 1:
             raise SettingsError(
                 "threat", ["eps"], f"pixels are in [0, 1], so linf {self.eps:g} is no bound; {self.eps:g}/255 meant?"
+            )
+
+    def check_bounds(self, shape: Sequence[int]) -> None:
+        """Raise if no two images of this shape (C, H, W) are further apart than eps."""
+        widest = math.prod(shape) if self.norm == "l1" else math.prod(shape) ** (1 / 2)
+        if self.norm != "linf" and self.eps > widest:
+            raise BastionError(
+                f"eps: no two images of {' x '.join(map(str, shape))} pixels are further than {widest:.4g} apart in "
+                f"{self.norm}, so {self.eps:g} is no bound; {self.eps:g}/255 meant?"
             )
 
     def scaled(self, factor: float) -> Threat:

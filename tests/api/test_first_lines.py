@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bastion
-from bastion.attacks import PGD, AutoAttack, Square
+from bastion.attacks import FGSM, PGD, AutoAttack, Square
 from bastion.training.objectives.trades import Trades
 from bastion.types import Attack, Batch
 
@@ -47,6 +47,11 @@ def images(model: nn.Module) -> tuple[Tensor, Tensor]:
     y = model(x).argmax(1)
     y[8:] = (y[8:] + 1) % 10
     return x, y
+
+
+def test_settings_of_an_attack_follow_its_name(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    short = bastion.attack(model, *images, "pgd", eps=0.01, steps=3)
+    assert torch.equal(short.x, bastion.attack(model, *images, PGD(steps=3), eps=0.01).x)
 
 
 def test_attack_my_tensors(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
@@ -108,6 +113,15 @@ def test_my_data_set_in_any_form(kind: str, model: nn.Module, images: tuple[Tens
     assert result.about.classes == (Pairs.classes if kind == "pictures" else tuple("0123456789"))
 
 
+@pytest.mark.parametrize("count", [2, 12])
+def test_my_data_are_a_list_of_pairs(count: int, model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x, y = (each[:count] for each in images)
+    pairs = [(image, int(label)) for image, label in zip(x.numpy(), y, strict=True)]
+    result = bastion.evaluate(model, pairs, "fgsm", checks=False)
+    expected = bastion.evaluate(model, (x, y[:, None]), "fgsm", checks=False)
+    assert result.n == count and np.array_equal(result.correct("fgsm"), expected.correct("fgsm"))
+
+
 class Three(Pairs):
     classes = ("tench", "cat", "dog")
 
@@ -144,7 +158,8 @@ def test_every_adversarial_image_and_a_table_of_all_examples(
     model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
     x, y = images
-    result = bastion.evaluate(model, (x, y), "pgd", keep="all", checks=False)
+    result = bastion.evaluate(model, (x, y), "pgd", keep="all", checks=False, device="cpu")
+    assert np.array_equal(result.adversarial(), result.adversarial("pgd"))
     wrong = model(torch.from_numpy(result.adversarial("pgd"))).argmax(1) != y
     assert np.array_equal(wrong.numpy(), ~result.correct("pgd"))
     result.to_csv(tmp_path / "facts.csv")
@@ -174,6 +189,8 @@ def test_adversarial_examples_of_several_attacks(
     result = bastion.evaluate(model, images, ["fgsm", "pgd"], eps=[EPS, 0.1], keep="all", checks=False)
     with pytest.raises(bastion.BastionError, match="adv.npz takes the examples of one of fgsm eps=8/255, fgsm eps="):
         result.export(tmp_path / "adv.npz")
+    with pytest.raises(bastion.BastionError, match="adversarial: give one of fgsm eps=8/255, fgsm eps=0.1, pgd"):
+        result.adversarial()
     result.export(tmp_path / "adv.npz", "pgd eps=0.1")
     result.export(tmp_path / "adv")
     assert sorted(path.name for path in (tmp_path / "adv").iterdir())[2:] == ["pgd-eps-0.1", "pgd-eps-8-255"]
@@ -242,7 +259,9 @@ def test_a_timm_model_with_its_normalisation() -> None:
 
 
 def test_classes_are_where_one_looks_for_them() -> None:
-    assert AutoAttack().named_members("linf")[0][0] == "apgd-ce"
+    assert AutoAttack().named_members("linf")[0][0] == "apgd-ce" and FGSM() == PGD(
+        steps=1, rel_step=1.0, random_start=False
+    )
     with pytest.raises(ImportError, match="Fool"):
         from bastion.attacks import Fool  # noqa: F401
 
@@ -314,11 +333,63 @@ def test_a_model_in_float64_is_attacked_in_float64(images: tuple[Tensor, Tensor]
     assert adv.x.dtype == adv.logits.dtype == torch.float64
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.uint8])
+def test_arrays_of_another_precision_are_images_everywhere(kind: Any, model: nn.Module, tmp_path: Path) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32))
+    x, y = (levels if kind is np.uint8 else levels / 255).astype(kind), np.arange(40) % 10
+    result = bastion.evaluate(model, (x, y), "fgsm", checks=False)
+    assert result.accuracies()["fgsm"].value == pytest.approx(
+        1 - float(bastion.attack(model, x, y, "fgsm").success.float().mean())
+    )
+    facts = bastion.measure(model, ([*x], y.tolist()), "accuracy", folder=tmp_path / "measured")
+    assert facts.accuracies()["accuracy"].value == result.accuracies()["clean"].value
+    assert bastion.train(model=Net(), data=(x, y), epochs=1, folder=tmp_path / "trained").card()
+
+
 X, Y = torch.rand(2, 3, 32, 32), torch.tensor([0, 1])
+WIDE = r"eps: no two images of 3 x 32 x 32 pixels .* 55.43 apart in l2, so 128 is no bound; 128/255 meant\?"
+FLOAT64 = r"images are float32, the model's weights float64; convert the model with \.float\(\)"
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "eps": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps=None), "eps: expected a number such as 8/255, got"),
+    "eps": (
+        lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps="8 of 255"),
+        "eps: expected a number such as 8/255, got",
+    ),
+    "l2": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", norm="l2"), "eps: give one, such as 0.5; only linf has a d"),
+    "l1": (
+        lambda: bastion.attack(Net(), X, Y, "fgsm", norm="L1"),
+        "eps: give one, such as 12; only linf has a default",
+    ),
+    "wide": (lambda: bastion.attack(Net(), X, Y, "fgsm", norm="l2", eps=128), WIDE),
+    "wider": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", norm="l2", eps=128), WIDE),
+    "twice": (
+        lambda: bastion.wrap(bastion.wrap(Net(), normalize="half"), normalize="half"),
+        "normalises its images al",
+    ),
+    "bytes": (lambda: bastion.wrap(Net(), mean=(124, 116, 104), std=(58, 57, 57)), "mean of 124; divide by 255"),
     "no batch": (lambda: bastion.attack(Net(), X, Y, batch_size=0), "batch_size: must be a whole number of at least 1"),
     "half a batch": (lambda: bastion.attack(Net(), X, Y, batch_size=2.5), "batch_size: must be a whole number"),
+    "float64": (lambda: bastion.evaluate(Net().double(), (X, Y), "fgsm"), FLOAT64),
+    "wrap": (lambda: bastion.wrap(Net().double(), normalize="imagenet"), FLOAT64),
+    "train": (lambda: bastion.train(model=Net().double(), data=(X, Y), epochs=1), FLOAT64),
+    "x, y": (lambda: bastion.evaluate(Net(), X, Y), r"give images and labels together: evaluate\(model, \(x, y\), …\)"),
+    "dict": (lambda: bastion.evaluate(Net(), {"x": X, "y": Y}), r"data: expected \(x, y\), .* got a dict of x, y$"),
+    "one-hot": (lambda: bastion.attack(Net(), X, torch.eye(10)[:2]), r"got \(2, 10\); if one-hot, argmax\(1\)$"),
+    "text": (lambda: bastion.attack(Net(), X, ["cat", "dog"]), r"numbers, got list \(such as 'cat'\)$"),
+    "grey": (lambda: bastion.attack(Net(), X[:, 0], Y), r"for grey images, a channel axis: x\[:, None\]"),
+    "tuple": (lambda: bastion.evaluate(lambda x: (Net()(x), x), (X, Y)), "in .0, 1.; it gave tuple$"),
+    "weights": (
+        lambda: bastion.attack(Net().state_dict(), X, Y),
+        "got a dict of weights; load them into their network",
+    ),
+    "setting": (lambda: bastion.attack(Net(), X, Y, "pgd", iters=3), "attack.iters: unknown key; did you mean 'steps'"),
+    "object": (lambda: bastion.attack(Net(), X, Y, PGD(), steps=3), "steps= goes with the name of an attack"),
+    "position": (lambda: PGD(Net()), r"^pgd: settings are given by name, .* bastion.attack\(model, x, y"),
+    "suite": (lambda: bastion.measure(Net(), (X, Y), "pgd"), r"no suite 'pgd'.* an attack: `--attack pgd`, in Python"),
+    "same eps": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", eps=[0.1, 0.1]), "^suite: 'fgsm eps=0.1': two rows"),
+    "unknown": (
+        lambda: bastion.attack(Net(), X, Y, "boundary"),
+        "unknown attack 'boundary'; see `bastion list attacks`$",
+    ),
     "size": (lambda: bastion.attack(Net(), torch.rand(2, 3, 8, 8), Y), r"does not take images \(B, 3, 8, 8\): Run"),
     "class": (lambda: bastion.attack(Net, X, Y), r"model: expected .* got the class Net; give Net\(…\)"),
     "attack": (lambda: bastion.attack(Net(), X, Y, PGD), r"attack: give PGD\(\), not the class"),

@@ -15,7 +15,9 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 
 def outputs(cell: Any) -> list[str]:
     """What a reader sees: printed text, and pictures."""
+    removed_bar = {"text/plain": ""}
     said = [each for each in cell.get("outputs", ()) if each.get("name") != "stderr"]
+    said = [each for each in said if each.get("data") != removed_bar]
     return ["text" if "text" in each else "picture" for each in said]
 
 

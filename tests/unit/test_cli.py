@@ -138,6 +138,7 @@ BAD_INPUT = {
     f"measure zoo/cifar10-linf-vit --data {TWO},class_map=map.txt": "measure on imagefolder: the network was made for "
     "images of 32×32 and does not take 64×64",
     "measure zoo/cifar10-linf-vit --attack pgdd": "probes.pgdd.attack.name: unknown attack 'pgdd'; did you mean 'pgd'",
+    "measure zoo/cifar10-linf-vit --attack pgd --norm l2": "eps: give one, such as 0.5; only linf has a default",
     "measure zoo/cifar10-linf-vit --attack pgd --norm l3": "probes.pgd.threat.norm: unknown norm 'l3'",
     "measure zoo/cifar10-linf-vit --norm l2 --eps 0.5": "measure: --norm goes with --attack; a suite has its own norm",
     "measure zoo/cifar10-linf-vit --suite autoattack-linf --norm l2": "measure: --norm goes with --attack; a suite has",
@@ -181,6 +182,12 @@ def test_bad_input_gives_one_clear_line(bastion: Bastion, tmp_path: Path, comman
 def test_a_usage_error_is_code_2(bastion: Bastion) -> None:
     assert bastion("train").code == 2
     assert bastion("fly").code == 2
+
+
+@pytest.mark.parametrize("command", ["attack", "evaluate"])
+def test_a_command_that_others_have_is_told_by_ours(command: str, bastion: Bastion) -> None:
+    result = bastion(command, "zoo/cifar10-linf-vit", "--eps", "8/255")
+    assert result.code == 2 and "Did you mean 'bastion measure MODEL --attack" in result.stderr
 
 
 def test_data_verify_prints_the_hashes(bastion: Bastion) -> None:

@@ -58,3 +58,21 @@ def test_suggestions_ignore_case_and_punctuation() -> None:
     assert did_you_mean("WeightDecay", ["weight_decay", "warmup"]) == "; did you mean 'weight_decay'?"
     assert did_you_mean("alpha", ["step", "steps"]) == "; did you mean 'step'?"
     assert did_you_mean("alpha", ["steps", "restarts"]) == "; known: restarts, steps"  # whose steps have no length
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "ours"),
+    [
+        ("FABAttack", "fab"),
+        ("LinfPGD", "pgd"),
+        ("L2CarliniWagnerAttack", "cw"),
+        ("L2ProjectedGradientDescentAttack", "pgd"),
+        ("LinfFastGradientAttack", "fgsm"),
+        ("AA", "autoattack"),
+        ("AutoAttack", "autoattack"),
+    ],
+)
+def test_an_attack_by_its_name_in_another_library_is_ours(elsewhere: str, ours: str) -> None:
+    known = ["apgd", "autoattack", "cw", "fab", "fgsm", "mi-fgsm", "pgd", "square"]
+    assert did_you_mean(elsewhere, known) == f"; did you mean '{ours}'?"
+    assert did_you_mean("at", ["adversarial", "alp", "mart"]) == "; did you mean 'adversarial'?"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import re
 from typing import Any
 
 import pytest
@@ -31,6 +33,50 @@ def test_the_bar_fits_80_columns(monkeypatch: pytest.MonkeyPatch, unit: str) -> 
     lines = [str(Text.from_ansi(line)) for line in screen.getvalue().splitlines()]
     assert max(map(len, lines)) <= 80 and not any("images/s" in line and "ETA" not in line for line in lines)
     assert any("loss 2.301" in line and "ETA" in line and ":" in line.partition("ETA")[2] for line in lines)
+
+
+class Output:
+    """One output of a notebook, as `display` gives it; remembers every line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, content: dict[str, str], *, raw: bool, display_id: bool) -> Output:
+        assert raw and display_id and not self.lines
+        self.update(content, raw=raw)
+        return self
+
+    def update(self, content: dict[str, str], *, raw: bool) -> None:
+        self.lines.append(content["text/plain"])
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> Output:
+    """The output of a notebook in which ipywidgets is not installed."""
+    output, find = Output(), importlib.util.find_spec
+    monkeypatch.setattr("IPython.display.display", output)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ipywidgets" else find(name))
+    monkeypatch.setattr(progress, "console", Console(file=io.StringIO(), force_jupyter=True, force_terminal=False))
+    return output
+
+
+@pytest.mark.parametrize("unit", ["share", "items"])
+def test_a_notebook_without_ipywidgets_shows_one_plain_line(
+    output: Output, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    with progress.bar("measuring", 4, unit=unit) as advance:
+        for done in range(1, 4):
+            advance(done=done, note=f"pgd: {9 - done} of 9 survive", left=90.0)
+    assert len(output.lines) == 4 and output.lines[-1] == "" and all(map(str.isprintable, output.lines))
+    assert re.fullmatch(r". measuring ━+.* +(25%|1/4) pgd: 8 of 9 survive ETA 0:01:30", output.lines[0])
+    assert max(map(len, output.lines)) <= 80
+
+
+def test_what_takes_no_time_shows_nothing_in_a_notebook(output: Output) -> None:
+    with progress.bar("measuring", 2) as advance:
+        advance()
+    assert output.lines == []
 
 
 @pytest.mark.parametrize(

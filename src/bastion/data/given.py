@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from bastion.data.arrays import ArraySplit
 from bastion.data.class_map import class_columns
 from bastion.data.picture import check_depth
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError, did_you_mean, shown
 from bastion.progress import bar
 from bastion.recipe import named_data
 from bastion.storage import sha256
@@ -75,6 +75,9 @@ def as_data(
     """
     if isinstance(given, DataSet):
         return given if class_map is None else replace(given, columns=_columns(class_map, given.classes))
+    if isinstance(given, Mapping) and "name" not in given:
+        keys = ", ".join(map(str, given))
+        raise BastionError(f"data: expected (x, y), or a data set as {{name: …}}, got a dict of {keys}")
     if isinstance(given, Mapping | str | Path):
         spec = dict(given) if isinstance(given, Mapping) else named_data(str(given))
         return spec if class_map is None else spec | {"class_map": class_map}
@@ -82,6 +85,8 @@ def as_data(
         pairs = _rows(given, limit)
     elif isinstance(given, Dataset):
         pairs = _items(given, limit)
+    elif _is_list_of_pairs(given):
+        pairs = _collected(given[:limit], len(given[:limit]))
     elif isinstance(given, tuple | list) and len(given) == 2:
         pairs = images(given[0])[:limit], labels(given[1])[:limit]
         _check_lengths(len(given[0]), len(given[1]))
@@ -102,6 +107,13 @@ def as_data(
             "which of the outputs they are: a list, a dict by the names of classes, or 'imagenet'"
         )
     return from_tensors(x, y, num_classes=outputs, classes=names)
+
+
+def _is_list_of_pairs(given: Any) -> bool:
+    """Whether it is [(image, label), …], and not [images, labels]."""
+    if not isinstance(given, list) or not given or not all(isinstance(each, tuple) for each in given):
+        return False
+    return len(given[0]) == 2 and np.size(given[0][1]) == 1 and np.size(given[0][0]) > 1
 
 
 def _columns(class_map: ClassMap, classes: Sequence[str]) -> tuple[int, ...]:
@@ -158,7 +170,8 @@ def images(given: Any, dtype: torch.dtype = torch.float32) -> Tensor:
     x = torch.stack([image(each) for each in given]) if isinstance(given, list | tuple) else _tensor(given, "images")
     if x.ndim == 3:
         raise BastionError(
-            f"images: expected (N, C, H, W), got {tuple(x.shape)}; for one image, add a batch axis: x[None]"
+            f"images: expected (N, C, H, W), got {tuple(x.shape)}; for one image, add a batch axis: x[None]; for grey "
+            "images, a channel axis: x[:, None]"
         )
     if x.ndim != 4:
         raise BastionError(f"images: expected (N, C, H, W), got {tuple(x.shape)}")
@@ -207,8 +220,10 @@ def in_range(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def labels(given: Any) -> Tensor:
     """Convert tensors, arrays or lists to int64 (N,)."""
     y = _tensor(given, "labels")
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
-        raise BastionError(f"labels: expected class numbers of shape (N,), got {tuple(y.shape)}")
+        near = "; if one-hot, argmax(1)" if y.ndim == 2 else "; for one image, a list: [3]" if y.ndim == 0 else ""
+        raise BastionError(f"labels: expected class numbers of shape (N,), got {tuple(y.shape)}{near}")
     if y.is_floating_point() and not torch.equal(y, y.round()):
         raise BastionError("labels: expected class numbers, got fractions")
     return y.long()
@@ -216,7 +231,13 @@ def labels(given: Any) -> Tensor:
 
 def _tensor(given: Any, what: str) -> Tensor:
     try:
-        return given.detach().cpu() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+        if isinstance(given, Tensor):
+            return given.detach().cpu()
+        array = np.asarray(given)
+        if array.dtype.kind in "OUS":  # objects or text, about which torch's words are long
+            first = given[0] if isinstance(given, list | tuple) and len(given) else given
+            raise TypeError(f"such as {shown(first)}")
+        return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BastionError(f"{what}: cannot be read as numbers, got {type(given).__name__} ({error})") from error
 

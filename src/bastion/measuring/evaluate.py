@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +31,7 @@ from bastion.measuring.plan import BATCH_SIZE, Model, check_integers
 from bastion.measuring.runner import measure
 from bastion.models.load import as_module
 from bastion.progress import Advance, bar
-from bastion.recipe_yaml import read_value
+from bastion.recipe_yaml import read_spec, read_value
 from bastion.threat import Norm
 from bastion.types import Batch
 
@@ -60,20 +61,25 @@ def attack(
     attack: Attacks = "autoattack",
     *,
     norm: Norm = "linf",
-    eps: Radius = 8 / 255,
+    eps: Radius | None = None,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
+    **settings: Any,
 ) -> AdversarialExamples:
-    """Attack images with pixels in [0, 1] inside a ball of radius `eps`. The results are checked on the model itself.
+    """Attack images with pixels in [0, 1] inside a ball of radius `eps`, under linf 8/255 if none is given.
+
+    The results are checked on the model itself.
 
     The model takes pixels and gives logits: a module, which is run in eval mode, a function, or the name of a model.
-    `attack` is a name (see `bastion list attacks`), a dict such as `{"name": "pgd", "steps": 20}`, or an attack.
+    `attack` is a name (see `bastion list attacks`), which `settings` may follow: `"pgd", steps=20`; a dict such as
+    `{"name": "pgd", "steps": 20}`, or an attack.
     """
     check_integers({"batch_size": batch_size}, least=1)
     given_on = x.device if isinstance(x, Tensor) else torch.device("cpu")
     network = as_module(model, given_on)
     batch = _batch(x, y, network)
-    threat, chosen = Threat(norm, radius(eps)), attack if isinstance(attack, Attack) else attacks.build(attack)
+    threat, chosen = Threat(norm, *radii(eps, norm)), _chosen(attack, settings)
+    threat.check_bounds(batch.x.shape[1:])
     warn_if_normalised_input_is_expected(network, batch)
     device, found = device_of(network), []
     count = len(batch.x)
@@ -89,6 +95,14 @@ def attack(
             advance(done=(start + len(some.x)) / count)
     names = [field.name for field in dataclasses.fields(AdversarialExamples)]
     return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(given_on) for name in names))
+
+
+def _chosen(attack: Attacks, settings: dict[str, Any]) -> Attack:
+    if not settings:
+        return attack if isinstance(attack, Attack) else attacks.build(attack)
+    if not isinstance(attack, str):
+        raise BastionError(f"attack: {next(iter(settings))}= goes with the name of an attack, such as 'pgd'")
+    return attacks.build(read_spec(attack) | settings, "attack")
 
 
 def _show_progress(advance: Advance, start: int, images: int, count: int, share: float, survivors: int) -> None:
@@ -132,8 +146,12 @@ def radius(eps: Any) -> float:
     return float(value)
 
 
-def _radii(eps: Any) -> list[float]:
-    """Parse one eps or several: a list, an array or a tensor."""
+def radii(eps: Any, norm: str) -> list[float]:
+    """Parse one eps or several: a list, an array or a tensor; None is 8/255 under linf, and an error elsewhere."""
+    if eps is None and str(norm).lower() in ("l2", "l1"):
+        usual = "0.5" if str(norm).lower() == "l2" else "12"
+        raise BastionError(f"eps: give one, such as {usual}; only linf has a default, 8/255, which is tiny in {norm}")
+    eps = 8 / 255 if eps is None else eps
     single = isinstance(eps, str) or not isinstance(eps, Iterable) or getattr(eps, "ndim", 1) == 0
     return [radius(each) for each in ([eps] if single else eps)]
 
@@ -144,26 +162,29 @@ def evaluate(
     attacks: Attacks | Sequence[Attacks] = "autoattack",
     *,
     norm: Norm = "linf",
-    eps: Radius | Sequence[Radius] = 8 / 255,
+    eps: Radius | Sequence[Radius] | None = None,
     checks: bool = True,
     limit: int | None = None,
     seed: int = 0,
     workers: int | None = 1,
     batch_size: int = BATCH_SIZE,
     keep: int | str = 0,
+    device: str | None = None,
     class_map: ClassMap | None = None,
 ) -> Facts:
-    """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius.
+    """Measure clean and robust accuracy with 95 % intervals, under each attack, at each radius (under linf 8/255).
 
     Like `measure` with a suite of these attacks, but nothing is stored and nothing is resumed. `checks` warn of
     numbers not to trust (docs/sanity.md). `keep="all"` keeps the adversarial examples:
-    `result.adversarial("pgd")`, `result.export("adv.npz")`. `class_map` is as of `measure`.
+    `result.adversarial("pgd")`, `result.export("adv.npz")`. `device` and `class_map` are as of `measure`.
     """
+    if isinstance(data, Tensor | np.ndarray):
+        raise BastionError("evaluate: give images and labels together: evaluate(model, (x, y), …)")
     chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
-    suite = attack_suite(chosen, norm, _radii(eps), checks=checks)
+    suite = attack_suite(chosen, norm, radii(eps, norm), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
-        options |= {"keep": keep, "class_map": class_map}
+        options |= {"keep": keep, "device": device, "class_map": class_map}
         return measure(model, data, suite, folder=Path(folder) / "run", **options).in_memory()
 
 

@@ -91,14 +91,19 @@ class Facts:
         writer.writerows(zip(*(column.tolist() for column in rows.values()), strict=True))
         storage.write_text(Path(path), file.getvalue())
 
-    def adversarial(self, label: str) -> Column:
-        """Return a probe's adversarial examples, (n, C, H, W) float32 in [0, 1]."""
+    def adversarial(self, label: str | None = None) -> Column:
+        """Return a probe's adversarial examples, (n, C, H, W) float32 in [0, 1]; if only one has some, its."""
+        if label is None:
+            label, *others = self._attacked()
+            if others:
+                raise BastionError(f"adversarial: give one of {', '.join([label, *others])}")
         pictures = self.pictures(label)
         if "adversarial" not in pictures or len(pictures["position"]) < self.n:
             count = len(pictures["position"]) if "adversarial" in pictures else 0
             again = 'evaluate with keep="all"'
             if self.kept is None:
-                again = 'measure in a new folder with keep="all" (on the command line --run FOLDER --keep all)'
+                folder, option = ("", "") if count else (" in a new folder", "--run FOLDER ")
+                again = f'measure{folder} with keep="all" (on the command line {option}--keep all)'
             raise BastionError(
                 f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; {again}"
             )
@@ -130,7 +135,7 @@ class Facts:
         labels = [case.label for case in self.about.cases if case.kind == "probes"]
         found = [label for label in labels if "adversarial" in self.pictures(label)]
         if not found:
-            raise BastionError('export: no adversarial examples were kept; use a suite with an attack, and keep="all"')
+            raise BastionError('no adversarial examples were kept; use a suite with an attack, and keep="all"')
         return found
 
     @property

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from bastion import forward, rng
 from bastion.forward import device_of, in_mode, misclassified
-from bastion.models import Classifier
 from bastion.models.normalisations import NORMALISATIONS
+from bastion.models.wrap import normalises
 from bastion.types import Batch
 
 CHECKED = 32  # images
@@ -19,7 +19,7 @@ GAINED = 8  # of them, and none lost: the chance of that is 1 in 256
 
 def warn_if_normalised_input_is_expected(model: nn.Module, images: Batch) -> None:
     """Warn if the network is right on more of the first images when they are normalised, and on no fewer."""
-    if len(images.x) < GAINED or images.x.shape[1] != 3 or _normalises(model):
+    if len(images.x) < GAINED or images.x.shape[1] != 3 or normalises(model):
         return
     batch = images.select(torch.arange(min(CHECKED, len(images.x)))).to(device_of(model))
     usual = "imagenet" if batch.x.shape[2] > 64 else "cifar10"
@@ -39,9 +39,3 @@ def warn_if_normalised_input_is_expected(model: nn.Module, images: Batch) -> Non
             "which `path.py:function` may return too, or give it the mean and std that it was trained with",
             stacklevel=3,
         )
-
-
-def _normalises(model: nn.Module) -> bool:
-    """Whether a mean is subtracted or a std divided by: `wrap` may have been given none."""
-    own = [each for each in model.modules() if isinstance(each, Classifier)]
-    return any(bool((each.mean != 0).any() or (each.std != 1).any()) for each in own)

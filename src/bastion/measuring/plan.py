@@ -99,12 +99,15 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
         seed=request.seed,
         batch_size=request.batch_size,
         pictured=frozenset(order[: None if request.keep == "all" else int(request.keep)].tolist()),
+        all_pictures=request.keep == "all",
         devices=devices,
         acceleration=request.acceleration,
     )
     worker = Worker(job, network, built)
-    for case in worker.cases:
+    for case, built_case in zip(worker.cases, worker.built, strict=True):
         check_fit(worker.network_for(case), worker.data(case))
+        if isinstance(built_case, Probe) and (threat := built_case.describe().threat):
+            threat.check_bounds(worker.data(case).shape)
         _check_variant(case, worker.data(case), base, request.split, n)
     _check_aggregates(worker)
     if until is not None:

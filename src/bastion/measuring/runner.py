@@ -68,9 +68,9 @@ def measure(
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
 
     `data` is the name of a data set, perhaps with settings (`imagefolder:root=/data/cats,size=160`), a folder of class
-    folders, `(x, y)`, a torch Dataset or a DataLoader; `keep` of how many examples adversarial ones are kept, or "all".
-    `class_map` says which outputs of a model of more classes the labels are: `[281, 292]`, `{"cat": 281, "tiger": 292}`
-    or "imagenet".
+    folders, `(x, y)`, a torch Dataset or a DataLoader; `keep` of how many examples adversarial ones are kept; "all"
+    also makes those that were not kept before. `class_map` says which outputs of a model of more classes the labels
+    are: `[281, 292]`, `{"cat": 281, "tiger": 292}` or "imagenet".
 
     A suite is one that is shipped, a file, what a file says (`{"probes": {"clean": "accuracy"}}`), or the name of one
     probe or study; `changes` are made on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts

@@ -17,7 +17,7 @@ from bastion import rng, storage
 from bastion.acceleration import Accelerated, accelerate
 from bastion.data import datasets
 from bastion.errors import BastionError
-from bastion.forward import device_of, in_mode
+from bastion.forward import device_of, in_mode, known_mistake
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
 from bastion.models.adapt import resized
@@ -58,6 +58,7 @@ class Job:
     seed: int
     batch_size: int
     pictured: frozenset[int]  # positions of the examples whose pictures are kept
+    all_pictures: bool  # whether those that stored facts lack are made
     devices: tuple[str, ...]  # assigned to workers in turn
     acceleration: bool
 
@@ -162,10 +163,23 @@ class Worker:
         return [Task(number, place * size // usual, positions) for place, positions in enumerate(cut[size])]
 
     def open_tasks(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks that are not stored yet, with the positions that are missing."""
+        """Return the tasks that are not stored yet, with the positions that are missing.
+
+        A batch that lacks pictures which are wanted is open as a whole: so its facts get the same bits again.
+        """
         stored = {number: store.stored([])[POSITION] for number, store in enumerate(self._stores)}
-        left = [task._replace(positions=_without(task.positions, stored[task.case])) for task in tasks]
+        pictured = {number: self._pictured(number) for number in stored} if self.job.all_pictures else {}
+        left = [
+            task
+            if (shown := pictured.get(task.case)) is not None and len(_without(task.positions, shown))
+            else task._replace(positions=_without(task.positions, stored[task.case]))
+            for task in tasks
+        ]
         return [task for task in left if len(task.positions)]
+
+    def _pictured(self, number: int) -> Column | None:
+        """Return the positions of stored pictures; None if there are none, as of a probe that makes none."""
+        return self._stores[number].stored([PICTURE + POSITION]).get(PICTURE + POSITION)
 
     def right(self, task: Task) -> Column | None:
         """Return the stored column `correct` of a task, as the task itself returned it."""
@@ -286,6 +300,8 @@ def _check_logits(model: nn.Module, data: DataSet) -> None:
         with torch.no_grad(), in_mode(model, training=False), rng.preserved():
             logits = model(images)
     except Exception as error:
+        if known := known_mistake(str(error), model, images):
+            raise BastionError(f"measure: {known}; torch says: {error}") from error
         raise BastionError(f"{expected}; it raised {type(error).__name__}: {error}") from error
     if not isinstance(logits, Tensor):
         raise BastionError(f"{expected}; it gave {type(logits).__name__}")

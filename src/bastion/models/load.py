@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from bastion import storage
-from bastion.errors import BastionError, did_you_mean
+from bastion.errors import BastionError, did_you_mean, shown
 from bastion.forward import Function
 from bastion.listing import ZOO, timm_names, zoo_names
 from bastion.models import Classifier, checkpoint
@@ -46,7 +47,10 @@ def locate(name: str | Path) -> Path:
     if storage.is_file(path) and path.suffix == ".py":
         raise BastionError(f"{path}: is a file; give the function that returns the network, {path}:FUNCTION")
     if storage.is_file(path):
-        raise BastionError(f"{path}: is a file; give the folder with the weights and {checkpoint.CARD}")
+        raise BastionError(
+            f"{path}: is a file; of bastion's own models give the folder with {checkpoint.CARD}; bring other weights "
+            f"in by `bastion import {path} --model NAME`, or load them into their network and give that"
+        )
     near = did_you_mean(f"zoo/{name}", zoo_names())
     if f"timm/{name}".partition(".")[0] in timm_names():
         near = f"; did you mean 'timm/{name}'?"
@@ -87,7 +91,9 @@ def as_module(model: Any, device: Any = None) -> nn.Module:
     if isinstance(model, str | Path):
         return load(model)
     if isinstance(model, type) or not callable(model):
-        got = f"the class {model.__name__}; give {model.__name__}(…)" if isinstance(model, type) else repr(model)
+        got = f"the class {model.__name__}; give {model.__name__}(…)" if isinstance(model, type) else shown(model)
+        if isinstance(model, Mapping):
+            got = "a dict of weights; load them into their network: network.load_state_dict(…)"
         raise BastionError(f"model: expected a torch.nn.Module, a function of images or a name, got {got}")
     return Function(model, device)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import timm
+from huggingface_hub import constants, get_session
 from torch import nn
 
 from bastion import rng
@@ -15,6 +16,8 @@ from bastion.errors import BastionError, did_you_mean
 from bastion.models import models
 from bastion.models.classifier import Backbone, Blocks, Category, Classifier
 from bastion.models.wrap import wrap
+
+HUB_TIMEOUT = 5.0  # seconds
 
 
 class Family(NamedTuple):
@@ -145,27 +148,42 @@ def pretrained(name: str) -> Classifier:
     """A timm model such as `resnet18.a1_in1k`, with weights from the hub and the normalisation in timm's config."""
     if not timm.is_model(name) and not name.startswith("hf-hub:"):
         raise BastionError(f"model: timm {timm.__version__} has no '{name}'{did_you_mean(name, timm.list_models())}")
+    unreachable = _hub_error()
     try:
-        with _quiet_hub():
+        with _quiet_hub(offline=unreachable is not None):
             network = timm.create_model(name, pretrained=True)
-    except Exception as error:
+    except Exception as failure:
+        error, called = unreachable or failure, name if name.startswith("hf-hub:") else f"timm/{name}"
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        cache = f", and are not in {constants.HF_HUB_CACHE}" if unreachable else ""
+        other = "" if name == called else f". `{called}:pretrained=false` is the same architecture, untrained"
         raise BastionError(
-            f"timm/{name}: its weights could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            f"check the network connection. `timm/{name}:pretrained=false` is the same architecture, untrained"
-        ) from error
+            f"{called}: its weights could not be downloaded ({reason}){cache}; check the network connection{other}"
+        ) from failure
     return _with_config(network)
 
 
+def _hub_error() -> Exception | None:
+    """What goes wrong when the hub is asked for a sign of life, within seconds; None if it answers."""
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+    except Exception as error:  # of httpx or requests, which huggingface_hub uses depends on its version
+        return error
+    return None
+
+
 @contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Without the hub's line on each of its retries: if all of them fail, the error says why."""
+def _quiet_hub(*, offline: bool) -> Iterator[None]:
+    """Without the hub's line on each of its retries; `offline`: without retries, which take a minute."""
     logger = logging.getLogger("huggingface_hub")
-    level = logger.level
+    level, was_offline = logger.level, constants.HF_HUB_OFFLINE
     logger.setLevel(logging.ERROR)
+    constants.HF_HUB_OFFLINE = offline or was_offline
     try:
         yield
     finally:
         logger.setLevel(level)
+        constants.HF_HUB_OFFLINE = was_offline
 
 
 def untrained(name: str, options: dict[str, Any]) -> Classifier:

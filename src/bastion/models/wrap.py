@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bastion.errors import BastionError, did_you_mean
-from bastion.forward import device_of, in_mode
+from bastion.forward import device_of, in_mode, known_mistake
 from bastion.models.classifier import Backbone, Blocks, Classifier
 from bastion.models.normalisations import NORMALISATIONS
 
@@ -35,9 +35,12 @@ def wrap(
     its residual blocks, * for a number (`layers.*`), for probes that look at their outputs or Jacobians.
     """
     means, stds = _stats(mean, std, normalize)
+    _check_stats(module, means)
     found = shape or _shape(module, len(means))
     try:
         outputs = _run(module, found)
+    except _WrongPrecision:
+        raise
     except Exception as error:
         raise BastionError(
             f"wrap: {type(module).__name__} does not take images of {found} ({error}); give shape=(C, H, W)"
@@ -71,6 +74,20 @@ def _stats(
         ) from error
 
 
+def _check_stats(module: nn.Module, means: tuple[float, ...]) -> None:
+    """Raise where images would be normalised wrongly or twice, which gives plausible numbers."""
+    if max(means, default=0) > 1:
+        raise BastionError(f"wrap: mean and std are of pixels in [0, 1], got a mean of {max(means):g}; divide by 255")
+    if any(means) and normalises(module):
+        raise BastionError("wrap: this model normalises its images already; use it as it is")
+
+
+def normalises(module: nn.Module) -> bool:
+    """Whether a mean is subtracted or a std divided by: `wrap` may have been given none."""
+    own = [each for each in module.modules() if isinstance(each, Classifier)]
+    return any(bool((each.mean != 0).any() or (each.std != 1).any()) for each in own)
+
+
 def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
     """The input size in timm's configuration of the network; else the first of `SIZES` that it runs on."""
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None) or {}
@@ -80,6 +97,8 @@ def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
         try:
             _run(module, (channels, side, side))
             return channels, side, side
+        except _WrongPrecision:
+            raise
         except Exception:  # a user's network may raise anything on images of another size
             continue
     raise BastionError(
@@ -95,6 +114,16 @@ def _known(module: nn.Module) -> dict[str, Any]:
     return family_of(str(config.get("architecture", "")))._asdict()
 
 
+class _WrongPrecision(BastionError):
+    """Images of another size would not help."""
+
+
 def _run(module: nn.Module, shape: tuple[int, int, int]) -> Any:
+    images = torch.zeros(1, *shape, device=device_of(module))
     with torch.no_grad(), in_mode(module, training=False):
-        return module(torch.zeros(1, *shape, device=device_of(module)))
+        try:
+            return module(images)
+        except RuntimeError as error:
+            if known := known_mistake(str(error), module, images):
+                raise _WrongPrecision(f"wrap: {known}; torch says: {error}") from error
+            raise

@@ -596,6 +596,21 @@ def test_pictures_know_their_examples(ask: Any, tiny_data: DataSet) -> None:
     assert np.array_equal(pictures["clean"], tiny_data.test.batch(pictures["position"].tolist()).x.numpy())
 
 
+def test_all_pictures_asked_for_later_are_made_once_and_change_no_fact(
+    ask: Any, tiny_model: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ask(keep=4)
+    with pytest.raises(BastionError, match=r"were kept of 4 of the 40 examples; measure with keep=\"all\""):
+        before.adversarial("pgd")
+    facts = {name: before.columns[name] for name in before.columns}
+    after = ask(keep="all")
+    predicted = tiny_model.eval()(torch.from_numpy(after.adversarial("pgd"))).argmax(1)
+    assert np.array_equal(predicted.numpy(), after.columns["pgd/prediction"])
+    assert all(np.array_equal(after.columns[name], facts[name], equal_nan=True) for name in facts)
+    monkeypatch.setattr(Worker, "__call__", lambda *_: pytest.fail("measured again"))
+    assert np.array_equal(ask(keep="all").adversarial("pgd"), after.adversarial("pgd"))
+
+
 def test_more_examples_than_there_are_is_no_number_to_measure(ask: Any) -> None:
     with pytest.raises(BastionError, match="limit: the test split of .* has 40 examples, got 41"):
         ask(limit=41)

@@ -258,7 +258,7 @@ def test_missing_models_say_where_they_were_looked_for(tmp_path: Path, saved: Pa
         str(tmp_path / "nowhere"): "not a run, not a folder with card.json",
         "zoo/nothing": "no 'zoo/nothing' in the zoo",
         "cifar10-linf-vit": "did you mean 'zoo/cifar10-linf-vit'",
-        str(weights_of(saved)): "is a file; give the folder",
+        str(weights_of(saved)): "is a file; of bastion's own models give the folder",
     }.items():
         with pytest.raises(BastionError, match=message):
             load(name)

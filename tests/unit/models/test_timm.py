@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -102,8 +103,32 @@ def test_weights_that_cannot_be_had_are_told_once(monkeypatch: pytest.MonkeyPatc
 
     hub, listening = logging.getLogger("huggingface_hub"), Listening()
     monkeypatch.setattr("timm.create_model", unreachable)
+    monkeypatch.setattr("bastion.models.timm._hub_error", lambda: None)
     monkeypatch.setattr(hub, "handlers", [listening])
     level = hub.level
     with pytest.raises(BastionError, match="its weights could not be downloaded .OSError: no network"):
         bastion.load("timm/resnet10t")
     assert said == [] and hub.level == level
+
+
+class NoNetwork:
+    """A session of huggingface_hub without a network; counts requests."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def head(self, *_: Any, timeout: float, **__: Any) -> None:
+        assert timeout <= 5
+        self.requests += 1
+        raise OSError("Name or service not known")
+
+
+@pytest.mark.parametrize(("name", "advice"), [("timm/resnet10t", r"\. `timm/resnet10t:pret"), ("hf-hub:a/b", "$")])
+def test_without_a_network_weights_fail_at_once(name: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = NoNetwork()
+    monkeypatch.setattr("bastion.models.timm.get_session", lambda: session)
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("huggingface_hub waits for a retry"))
+    message = "could not be downloaded .OSError: Name or service not known., and are not in .*; check the network"
+    with pytest.raises(BastionError, match=f"^{name}: its weights {message} connection{advice}"):
+        bastion.load(name)
+    assert session.requests == 1 and not huggingface_hub.constants.HF_HUB_OFFLINE
