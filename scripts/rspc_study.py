@@ -150,7 +150,7 @@ CONFIDENCES = ("clean", "adversarial", "noisy", "occluded")
 NOT_RUN = {
     "R6: C that climbs alignment, and noise as the filling, are best": "not run: `objective.maximize`, `fill`",
     "R7: better than TRADES at ε = 1/255, in less time": "accuracy not run; time: see [training](training.md#rspc)",
-    "R8: other architectures gain too": "not run: `tiny/rvt-rspc`, `tiny/fan-rspc`",
+    "R8: other architectures gain too": "not run: `tiny/rvt-rspc`, `tiny/fan-rspc`, `tiny/swin-rspc`",
 }
 
 Results = dict[str, list[Measured]]
@@ -300,6 +300,8 @@ bastion data get cifar10
 python -m scripts.rspc_study        # about {minutes:.0f} minutes on two cores; resumable; writes this page
 ```
 
+The last column is trained last and takes {last:.0f} of the minutes.
+
 One network, `tiny/vit` (64 tokens, 0.5 M parameters), on 10,000 images of CIFAR-10 for 8 epochs, in {ways} ways, three
 seeds each: the recipe `tiny/rspc` and changes to its objective. λ = 0.005 is the paper's; it is so
 small here that learned and random patches gave the same clean and corruption accuracy to within 0.1 points in two
@@ -344,6 +346,7 @@ def write_page() -> None:
     parts = {
         "ways": str(len(results)),
         "minutes": minutes(results),
+        "last": minutes([STRONG]),
         "numbers": numbers(results),
         "confidence": confidences(results),
         "claims": claims(results),
