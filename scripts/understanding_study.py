@@ -53,7 +53,7 @@ class Sizes:
     norms: int = 8  # for the bound of Table 2, which takes a product for each number of a block
     network_images: int = 64
     network_norms: int = 16
-    pictures: int = 200  # for perturbations, synthesis and input gradients
+    pictures: int = 100  # for perturbations, synthesis and input gradients
     accuracy: int = 500  # for clean and robust accuracy
     steps: int = 100  # of the search for perturbations and made images
     grid: int = 11  # points of an axis of the landscape
