@@ -264,7 +264,7 @@ NETWORK_PICTURES = {
         f"jacobian: largest singular value of each block{rest}" for rest in (" with", "'s branch")
     ]
 }
-WIDTH = 1000  # pixels: two panels in a row, and room for tables
+WIDTH = 1080  # pixels: room for the widest table
 
 
 def draw(sizes: Sizes) -> None:
