@@ -49,8 +49,8 @@ class JacobianSpectra(Probe):
         "head": "largest singular values of the Jacobian from the last block to logits",
         "network": "largest singular values of the Jacobian from pixels to logits",
         **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`, or ‖Jv − σu‖ / σ₁ if larger" for name in get_args(Fact)},
-        "table_1": "largest of `block` over all blocks; NaN for misclassified images (Table 1 of Wang and Ruan)",
-        "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
+        "table_1": "largest of `block` over all blocks; NaN if one is not finite or the image is misclassified (Table 1)",
+        "exponent": "sum over the blocks of the largest of `branch`; NaN if one is not finite (Eq. 15 of Wang and Ruan)",
         "products": "with J and with Jᵀ, over all parts",
         "forward_mode": "searches that used forward mode, because an operation has no second derivative",
     }
@@ -80,18 +80,22 @@ class JacobianSpectra(Probe):
         products, forward_mode, unconverged = (
             torch.zeros(b, dtype=kind) for kind in (torch.int64, torch.int64, torch.bool)
         )
+        searched: dict[str, list[int]] = {part: [] for part in OF_BLOCKS}
         for part, block, operator in self._operators(model, batch.x, chain):
             found = self._search(operator, batch.index, rng.key("jacobian", part, block), seed)
-            at = (slice(None), blocks.index(block)) if block else (slice(None),)
+            at: tuple[slice | int, ...] = (slice(None),)
+            if block:
+                at = (slice(None), blocks.index(block))
+                searched[part].append(blocks.index(block))
             columns[part][at], columns[f"{part}_residual"][at] = found.values.float(), found.residuals.float()
             products += found.products.cpu()
             forward_mode += operator.forward_mode
             unconverged |= ~(found.residuals <= self.tolerance).all(1).cpu()  # true for NaN
         if chain and "block" in self.parts:
             right = ~misclassified(chain.logits, batch.y).cpu()
-            columns["table_1"] = columns["block"][..., 0].nan_to_num(0).amax(1).where(right, torch.nan)
+            columns["table_1"] = columns["block"][:, searched["block"], 0].amax(1).where(right, torch.nan)
         if "branch" in self.parts:
-            columns["exponent"] = columns["branch"][..., 0].nansum(1)
+            columns["exponent"] = columns["branch"][:, searched["branch"], 0].sum(1)
         return columns | {"products": products, "forward_mode": forward_mode, "warning.unconverged": unconverged}
 
     @property

@@ -195,6 +195,22 @@ class CubeBlock(nn.Module):
         return cubed
 
 
+class RootBlock(nn.Module):
+    """x + √ReLU(x): the slope at 0 is not finite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.relu().sqrt()
+
+
+def test_a_block_whose_jacobian_is_not_finite_makes_no_aggregate_of_the_others() -> None:
+    model, images = classifier(RootBlock(), nn.Conv2d(3, 3, 1), blocks="0.*"), batch(8)
+    images.x[0, 0, 0, 0] = 0
+    images = Batch(images.index, images.x, model(images.x).argmax(1))
+    facts = JacobianSpectra(parts=("branch", "block"))(model, images, seed=0)
+    assert facts["block"].isnan()[..., 0].tolist() == [[True, False], [False, False]]
+    assert facts["table_1"].isnan().tolist() == facts["exponent"].isnan().tolist() == [True, False]
+
+
 def test_a_block_without_second_derivatives_takes_forward_mode_and_says_so() -> None:
     images = batch(8)
     facts = JacobianSpectra(parts=("block", "head"), top=2)(classifier(CubeBlock(), blocks="0.0"), images, seed=0)
