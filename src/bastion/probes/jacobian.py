@@ -49,8 +49,8 @@ class JacobianSpectra(Probe):
         "head": "largest singular values of the Jacobian from the last block to logits",
         "network": "largest singular values of the Jacobian from pixels to logits",
         **{f"{name}_residual": f"‖Jᵀu − σv‖ / σ₁ of `{name}`, or ‖Jv − σu‖ / σ₁ if larger" for name in get_args(Fact)},
-        "table_1": "largest of `block` over all blocks; NaN if one is not finite or the image is misclassified (Table 1)",
-        "exponent": "sum over the blocks of the largest of `branch`; NaN if one is not finite (Eq. 15 of Wang and Ruan)",
+        "table_1": "largest of `block` over all blocks (Table 1 of Wang and Ruan); NaN for misclassified images",
+        "exponent": "sum over the blocks of the largest of `branch` (Eq. 15 of Wang and Ruan)",
         "products": "with J and with Jᵀ, over all parts",
         "forward_mode": "searches that used forward mode, because an operation has no second derivative",
     }
