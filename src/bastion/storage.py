@@ -80,6 +80,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def remove(path: Path) -> None:
+    """Remove a file if it is still there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
 def check_writable(folder: Path) -> None:
     """Raise if no file can be created in the folder, before work is done whose results go there."""
     try:

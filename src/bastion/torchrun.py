@@ -26,13 +26,19 @@ def join() -> tuple[Store, int, int]:
     without those for a machine that joins. So rank 0 draws a prefix for the keys, and sends it to the processes that
     ask for one.
     """
-    store, rank, size = next(rendezvous("env://"))
+    store, rank, size = _connect()
     if rank:
         prefix = _ask_for_prefix(store, rank)
     else:
         prefix = uuid.uuid4().hex
         threading.Thread(target=_send_prefix, args=(prefix, size), daemon=True).start()
     return PrefixStore(prefix, store), rank, size
+
+
+def _connect() -> tuple[Store, int, int]:
+    store, rank, size = next(rendezvous("env://"))
+    # Older versions of torch begin its keys with the restarts that the agent of this process has counted.
+    return (store.underlying_store if isinstance(store, PrefixStore) else store), rank, size
 
 
 def _ask_for_prefix(store: Store, rank: int) -> str:
@@ -52,7 +58,7 @@ def _ask_for_prefix(store: Store, rank: int) -> str:
 
 def _send_prefix(prefix: str, size: int) -> None:
     """Reply to each process until it has the prefix; a reply to a process of an earlier start is read by none."""
-    store, _, _ = next(rendezvous("env://"))  # a connection of its own, as others wait inside theirs
+    store, _, _ = _connect()  # a connection of its own, as others wait inside theirs
     waiting = set(range(1, size))
     try:
         while waiting:

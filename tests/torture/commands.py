@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from pathlib import Path
@@ -152,14 +153,15 @@ def _go_on(process: int, meanwhile: Callable[[], None] | None) -> None:
 
 def _strike(processes: list[int], fault: Fault) -> None:
     """At a moment: the last process of a command, or all of their groups with what a shell sends to a group."""
-    if fault.kind == "term":
-        for process in processes:
-            os.killpg(process, signal.SIGTERM)
-        return
-    os.kill(processes[-1], signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
-    if fault.kind == "stop":
-        time.sleep(0.2)
-        os.kill(processes[-1], signal.SIGCONT)
+    with suppress(ProcessLookupError):  # it has ended by itself
+        if fault.kind == "term":
+            for process in processes:
+                os.killpg(process, signal.SIGTERM)
+            return
+        os.kill(processes[-1], signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
+        if fault.kind == "stop":
+            time.sleep(0.2)
+            os.kill(processes[-1], signal.SIGCONT)
 
 
 def _rank(number: int, ranks: int, port: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
     """That of an agent, as its processes know it."""
     kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    for name, value in {**env, "RANK": "0", "WORLD_SIZE": "3"}.items():
+    for name, value in {**env, "RANK": "0", "WORLD_SIZE": "3", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(name, value)
     return kept
 

@@ -30,11 +30,11 @@ def convert(run: Run) -> None:
             write_measurement(run, _converted(run, about))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BastionError(f"{path}: not a measurement ({error}); remove it and measure again") from error
-        path.unlink()
+        storage.remove(path)
     for folder in folders:
         for pattern in ("facts-*.safetensors", "pictures-*.safetensors", "probe.json"):
             for file in storage.files(folder, pattern):
-                file.unlink()
+                storage.remove(file)
         with suppress(OSError):  # something else is in it
             folder.rmdir()
     if old:

@@ -335,7 +335,7 @@ def write_measurement(run: Run, about: Measurement, *, changed: bool = True) -> 
     about = about.model_copy(update={"summary": facts.numbers(), "scalars": scalars, "doubts": doubts})
     storage.write_json(path, about.model_dump(mode="json"))
     if about.population is None:
-        _path(run, about, stopped=True).unlink(missing_ok=True)  # it was completed
+        storage.remove(_path(run, about, stopped=True))  # it was completed
     return Facts(run, about, facts.columns)
 
 

@@ -122,7 +122,7 @@ class FactStore:
             for window in np.unique(columns[POSITION] // MERGED)
         }
         for path in set(scattered) - written:
-            path.unlink(missing_ok=True)
+            storage.remove(path)
 
     def _files(self) -> list[Path]:
         return storage.files(self.folder, "*.safetensors")

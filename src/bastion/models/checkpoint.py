@@ -145,7 +145,7 @@ def save(
     # The card names the file of its weights, so writing the card replaces the old model by the new one atomically.
     storage.write_json(folder / CARD, card.model_dump(mode="json", exclude={"format"}))
     for other in set(folder.glob("*.safetensors")) - files.keys():
-        other.unlink(missing_ok=True)
+        storage.remove(other)
 
 
 def convert(folder: Path | str) -> None:

@@ -59,8 +59,12 @@ def save_checkpoint(trainer: Trainer) -> None:
         "objective_optimizer": own.state_dict() if own else None,
     }
     write_state(trainer.run.checkpoints / f"step-{trainer.step:09d}.safetensors", state)
+    _remove_old(trainer)
+
+
+def _remove_old(trainer: Trainer) -> None:
     for old in _stored(trainer.run)[: -trainer.recipe.checkpoint.keep]:
-        old.unlink(missing_ok=True)
+        storage.remove(old)
 
 
 def restore_checkpoint(trainer: Trainer) -> bool:
@@ -86,6 +90,7 @@ def restore_checkpoint(trainer: Trainer) -> bool:
         trainer.objective.optimizer.load_state_dict(state["objective_optimizer"])
     trainer.step, trainer.selection.best = state["step"], state["best"]
     if trainer.processes.main:
+        _remove_old(trainer)  # if the last run was stopped between writing one and removing another
         trainer.run.rewind_log(trainer.step)
         note(trainer.run, trainer.step, f"resumed at step {trainer.step}", quiet=True)
         now = _computed(trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -280,3 +281,16 @@ def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.Monke
         checkpoint.save(_build(seed=5), saved)
     assert (weights_of(saved)).read_bytes() == before
     assert sorted(path.suffix for path in saved.iterdir()) == [".json", ".safetensors"]
+
+
+def test_old_weights_that_cannot_be_removed_are_told_in_a_line(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refused)
+        with pytest.raises(BastionError, match=f"{weights_of(saved).name}: cannot be written: Read-only file system"):
+            checkpoint.save(_build(seed=5), saved)
+    assert checkpoint.digest(load(saved)) == checkpoint.digest(_build(seed=5))  # the card names the new ones
+    checkpoint.save(_build(seed=5), saved)
+    assert checkpoint.digest_tensors(load_file(weights_of(saved))) == checkpoint.digest(_build(seed=5))

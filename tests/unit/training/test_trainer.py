@@ -282,6 +282,12 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     ]
 
 
+def test_an_older_checkpoint_that_could_not_be_removed_goes_later(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", "schedule.epochs=3", "checkpoint.keep=3")
+    _train(tmp_path / "run", "schedule.epochs=3", "checkpoint.keep=1", resume=True)  # nothing is left to train
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000009.safetensors"]
+
+
 def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
     run = _train(tmp_path / "run", "schedule.epochs=1", "checkpoint={minutes: 1e-9, keep: 9}")
     assert len(list(run.checkpoints.iterdir())) == 3
