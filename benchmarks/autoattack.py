@@ -138,8 +138,8 @@ def whole_by_bastion(model: nn.Module, threat: Threat, n: int, workers: int) -> 
             model, "cifar10", suite, limit=n, workers=workers, folder=folder, batch_size=min(BLOCK, n // workers)
         )
         seconds = time.perf_counter() - began
-    forwards, backwards = (int(facts.columns[f"attack/{way}"].sum()) for way in ("forwards", "backwards"))
-    return Side(facts.correct("attack").tolist(), seconds, forwards + 2 * n, backwards)
+        forwards, backwards = (int(facts.columns[f"attack/{way}"].sum()) for way in ("forwards", "backwards"))
+        return Side(facts.correct("attack").tolist(), seconds, forwards + 2 * n, backwards)
 
 
 def without_checks() -> None:
