@@ -1,4 +1,4 @@
-"""Which images of the zoo's models survive AutoAttack: a weaker attack, or a search that is cut short, shows here first.
+"""Which images of the zoo's models survive AutoAttack: a weaker attack, or a search cut short, shows here first.
 
 Remake on purpose: `python -m tests.golden.test_verdicts`.
 """
