@@ -146,7 +146,7 @@ class Tapped(Protocol):
 class Attack(ABC):
     """Returns images of the threat's set around batch.x. Subclasses are frozen dataclasses of their settings."""
 
-    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then measured again
+    revision: ClassVar[int] = 1  # raised when the same settings give other results: facts are then measured again
 
     @abstractmethod
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
@@ -167,10 +167,10 @@ class Attack(ABC):
         """
         return sum(member.passes(norm) for _, member in self.named_members(norm))
 
-    def versions(self, norm: Norm) -> tuple[int, ...]:
-        """Return its version, with those of attacks that it is made of, or those of its members."""
-        return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
-            self.version,
+    def revisions(self, norm: Norm) -> tuple[int, ...]:
+        """Return its revision, with those of attacks that it is made of, or those of its members."""
+        return tuple(each for _, member in self.named_members(norm) for each in member.revisions(norm)) or (
+            self.revision,
         )
 
     def describe(self) -> str:
@@ -264,7 +264,7 @@ class Description:
 
     threat: Threat | None = None
     members: tuple[str, ...] = ()  # the attacks of an ensemble, in their order
-    versions: tuple[int, ...] = ()  # of the attacks that its facts depend on
+    revisions: tuple[int, ...] = ()  # of the attacks that its facts depend on
     passes: int = 1  # forward passes on an example that nothing fools; for the progress bar
 
 
@@ -276,7 +276,7 @@ class Probe:
     """
 
     role: ClassVar[Role] = "analysis"
-    version: ClassVar[int] = 1  # raised when the same settings give other facts: stored ones are then measured again
+    revision: ClassVar[int] = 1  # raised when the same settings give other facts, which are then measured again
     facts: ClassVar[Mapping[str, str]] = {}  # what each column means
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
@@ -298,12 +298,12 @@ class Study:
     and shapes. The report sees each name as one array, with the parts along its first axis.
     """
 
-    version: ClassVar[int] = 1
+    revision: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
 
     @property
-    def versions(self) -> tuple[int, ...]:
-        """Versions that its facts depend on besides those of its settings."""
+    def revisions(self) -> tuple[int, ...]:
+        """Revisions that its facts depend on besides those of its settings."""
         return ()
 
     def parts(self, model: nn.Module, data: DataSet) -> int:

@@ -121,9 +121,9 @@ class Worker:
     def _store(self, case: Case, built: Probe | Study) -> FactStore:
         """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
         named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
-        versions = built.describe().versions if isinstance(built, Probe) else built.versions
-        if any(number != 1 for number in versions):
-            named["versions"] = versions
+        revisions = built.describe().revisions if isinstance(built, Probe) else built.revisions
+        if any(number != 1 for number in revisions):
+            named["versions"] = revisions  # the key in the names of stored facts
         if data_key(case.data) != data_key(self.job.suite.data):
             data = self.data(case)
             named["data"] = [data.fingerprint, data.split(self.job.split).digest()]

@@ -61,7 +61,7 @@ class Adversarial(Probe):
 def describe_attack(attack: Attack, threat: Threat) -> Description:
     """The description of a probe that runs this attack."""
     members = tuple(name for name, _ in attack.named_members(threat.norm))
-    return Description(threat, members, attack.versions(threat.norm), attack.passes(threat.norm))
+    return Description(threat, members, attack.revisions(threat.norm), attack.passes(threat.norm))
 
 
 def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:

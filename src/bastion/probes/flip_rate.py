@@ -33,7 +33,7 @@ class FlipRate(Probe):
     }
 
     def describe(self) -> Description:
-        return Description(versions=(VERSION,), passes=LENGTH)  # of most sequences
+        return Description(revisions=(VERSION,), passes=LENGTH)  # of most sequences
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         before, flips, compared = None, torch.zeros(len(batch.x), device=batch.x.device), 0

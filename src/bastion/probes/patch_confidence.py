@@ -41,8 +41,8 @@ class PatchConfidence(MaskedProbe):
     }
 
     def describe(self) -> Description:
-        versions = PatchPGD.version, PatchGaussian.version, PatchOcclusion.version
-        return Description(versions=versions, passes=self.steps + 4)
+        revisions = PatchPGD.revision, PatchGaussian.revision, PatchOcclusion.revision
+        return Description(revisions=revisions, passes=self.steps + 4)
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         given, batch = check_batch(model, batch, "probe patch-confidence")

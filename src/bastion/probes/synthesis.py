@@ -36,7 +36,7 @@ class Synthesis(Probe):
     classifiers: tuple[str, ...] = ()  # other models that classify the result
     identities: tuple[str, ...] = field(init=False, default=())  # of the classifiers, which facts depend on
 
-    version: ClassVar[int] = 2
+    revision: ClassVar[int] = 2
     facts: ClassVar[Mapping[str, str]] = {
         "target": "the target class",
         "success": "the model predicts the target",

@@ -218,8 +218,8 @@ def _is_part(
 def _case_key(case: MeasuredCase, seed: int) -> str:
     """Return a key that is equal for all models: of probe, threat, attack and variant of the data.
 
-    The name of a store hashes probe and seed, and also the variant of the data and the attack's version unless they are
-    the defaults. If they are not, the name is part of the key.
+    The name of a store hashes probe and seed, and also the variant of the data and the attack's revision unless they
+    are the defaults. If they are not, the name is part of the key.
     """
     plain = storage.fingerprint({case.kind: case.spec, "seed": seed}, digits=16)
     name = case.store.rpartition("/")[2]
