@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion.errors import BastionError
-from bastion.suite import Role
+from bastion.suite import FactKind, Role
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -268,6 +268,22 @@ class Description:
     passes: int = 1  # forward passes on an example that nothing fools; for the progress bar
 
 
+@dataclass(frozen=True)
+class Fact:
+    """A column of facts whose values are not just numbers. Tables, intervals and curves go by its kind."""
+
+    meaning: str
+    kind: FactKind
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+def fact_kinds(facts: Mapping[str, str | Fact]) -> dict[str, FactKind]:
+    """Return the kinds of the columns that declare one."""
+    return {name: each.kind for name, each in facts.items() if isinstance(each, Fact)}
+
+
 class Probe:
     """Maps a batch to facts, each with one row per example. Subclasses are frozen dataclasses of their settings.
 
@@ -277,7 +293,7 @@ class Probe:
 
     role: ClassVar[Role] = "analysis"
     revision: ClassVar[int] = 1  # raised when the same settings give other facts, which are then measured again
-    facts: ClassVar[Mapping[str, str]] = {}  # what each column means
+    facts: ClassVar[Mapping[str, str | Fact]] = {}  # what each column means, and its kind if it is not just a number
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         raise NotImplementedError

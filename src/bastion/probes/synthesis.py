@@ -17,7 +17,7 @@ from bastion.probes import probes
 from bastion.probes.other_models import identity, logits_of_others
 from bastion.settings import Count, NotNegative, Positive, settings
 from bastion.threat import Threat, at_size
-from bastion.types import Batch, Description, Probe, hard
+from bastion.types import Batch, Description, Fact, Probe, hard
 
 
 @probes.register("synthesis")
@@ -37,10 +37,10 @@ class Synthesis(Probe):
     identities: tuple[str, ...] = field(init=False, default=())  # of the classifiers, which facts depend on
 
     revision: ClassVar[int] = 2
-    facts: ClassVar[Mapping[str, str]] = {
+    facts: ClassVar[Mapping[str, str | Fact]] = {
         "target": "the target class",
         "success": "the model predicts the target",
-        "confidence": "softmax probability of the target",
+        "confidence": Fact("softmax probability of the target", "share"),
         "recognised": "predicted as the target, by each of the classifiers",
     }
 

@@ -21,7 +21,7 @@ from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measu
 from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run
-from bastion.suite import CORRECT, FLIP_RATE, load_suite
+from bastion.suite import CORRECT, load_suite
 
 # `errors` are rates of which less is better, `other` is any other aggregate, such as a mean confidence or distance.
 Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "other", "study"]
@@ -250,7 +250,7 @@ def _of_aggregate(
 ) -> Column:
     members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
     roles = {cases[label].role for label in aggregate.members}
-    kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.column == FLIP_RATE else "other"
+    kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.kind_of_column == "error rate" else "other"
     if aggregate.is_accuracy:
         kind = "worst" if aggregate.kind == "worst" else "corruption" if roles == {"corruption"} else "mean"
     norms = dict.fromkeys(threat.norm for label in aggregate.members if (threat := cases[label].threat))
