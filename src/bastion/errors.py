@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Control characters, bidirectional overrides and surrogates.
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -33,6 +39,25 @@ class Interrupted(BastionError):
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
         """Support pickling, to send it between processes."""
         return Interrupted, (str(self), self.signal)
+
+
+def explain_unknown(told: Callable[[str, object], str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function refuse a keyword that it lacks with `told(name, value)`: what to write instead, or nothing."""
+
+    def checked(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if unknown := [name for name in kwargs if name not in known]:
+                name = unknown[0]
+                message = told(name, kwargs[name]) or f"unknown argument '{name}'{did_you_mean(name, known)}"
+                raise BastionError(f"{function.__name__}: {message}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return checked
 
 
 def shown(value: object, *, quoted: bool = True) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from annotated_types import Ge, Gt, Lt
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -26,7 +27,19 @@ from bastion.plugins import headlines
 from bastion.recipe_files import Changes, Files, Kind, merge, parse_changes
 from bastion.recipe_yaml import read_fractions, read_spec
 from bastion.registry import canonical
-from bastion.settings import REGISTRY, SettingsError, explain
+from bastion.settings import (
+    REGISTRY,
+    AtLeastOne,
+    Count,
+    NotNegative,
+    Positive,
+    Probability,
+    SettingsError,
+    Share,
+    Smoothing,
+    explain,
+    make_strict,
+)
 
 NON_HASHED = {"about", "expect", "checkpoint", "log_every", "loggers", "workers"}  # keys that do not affect the weights
 
@@ -43,13 +56,18 @@ def _parts(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+ProperShare = Annotated[float, Gt(0), Lt(1)]  # neither nothing nor all
 Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
 
 
 class Section(BaseModel):
+    """A recipe, a suite or a part of one: its values are checked as strictly as settings of plug-ins."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        make_strict(cls)
+        super().__init_subclass__(**kwargs)
 
 
 class Spec(BaseModel):
@@ -114,40 +132,40 @@ class Normalisation(Section):
 class Patchwise(Section):
     """Patch-wise augmentation (RVT, Mao et al. 2022); `crop`, `noise` and `hflip` are shares of patches."""
 
-    size: int | None = Field(None, ge=2)  # pixels; None: 16, or less so that there are at least 7 a side
-    prob: Share = 0.5  # of an image to be changed: half of a step is of images that are not
-    crop: Share = 0.1  # of patches: a square of `scale` of its area is blown up to the patch
+    size: Annotated[int, Ge(2)] | None = None  # pixels; None: 16, or less so that there are at least 7 a side
+    prob: Probability = 0.5  # of an image to be changed: half of a step is of images that are not
+    crop: Probability = 0.1  # of patches: a square of `scale` of its area is blown up to the patch
     scale: Annotated[Range, AfterValidator(_parts)] = (0.85, 1.0)  # least and greatest
-    noise: Share = 0.1  # of patches: Gaussian noise is added
-    sigma: float = Field(0.01, ge=0)  # of Gaussian noise, in pixels from 0 to 1
-    hflip: Share = 0.1  # of patches: mirrored
+    noise: Probability = 0.1  # of patches: Gaussian noise is added
+    sigma: NotNegative = 0.01  # of Gaussian noise, in pixels from 0 to 1
+    hflip: Probability = 0.1  # of patches: mirrored
 
 
 class Augment(Section):
     """Augmentation of training images, by timm and torchvision; the names are theirs."""
 
     crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
-    padding: int = Field(4, ge=0)  # pixels
+    padding: Count = 4  # pixels
     scale: Range = (0.08, 1.0)  # of a resized crop: the least and greatest share of the area
     ratio: Range = (0.75, 4 / 3)  # of a resized crop: its width over its height
-    hflip: Share = 0.5  # probability of a mirror image
-    color_jitter: float = Field(0.0, ge=0)  # strength of changes of brightness, contrast and saturation
+    hflip: Probability = 0.5  # probability of a mirror image
+    color_jitter: NotNegative = 0.0  # strength of changes of brightness, contrast and saturation
     auto_augment: str | None = None  # cifar10, or a timm policy such as rand-m9-mstd0.5-inc1; no color_jitter beside it
-    erasing: Share = 0.0  # probability that a rectangle is erased
+    erasing: Probability = 0.0  # probability that a rectangle is erased
     patchwise: Patchwise | None = None  # patch by patch
-    mixup: float = Field(0.0, ge=0)  # alpha of mixup; 0: none
-    cutmix: float = Field(0.0, ge=0)  # alpha of CutMix; 0: none
-    mix_prob: Share = 1.0  # that a batch is mixed at all
-    switch_prob: Share = 0.5  # of CutMix, where both are on
-    repeats: int = Field(1, ge=1)  # differently augmented copies of each image in a batch
-    progressive: float = Field(0.0, ge=0)  # epochs in which all but crop and flip grow from nothing to full strength
+    mixup: NotNegative = 0.0  # alpha of mixup; 0: none
+    cutmix: NotNegative = 0.0  # alpha of CutMix; 0: none
+    mix_prob: Probability = 1.0  # that a batch is mixed at all
+    switch_prob: Probability = 0.5  # of CutMix, where both are on
+    repeats: AtLeastOne = 1  # differently augmented copies of each image in a batch
+    progressive: NotNegative = 0.0  # epochs in which all but crop and flip grow from nothing to full strength
 
 
 class Extra(Section):
     """More training images, of the same classes: synthetic ones with pseudo-labels, pre-distorted copies."""
 
     data: DataSpec  # its training images
-    share: float | None = Field(None, gt=0, lt=1)  # of each batch; None: they join the others, and an epoch is longer
+    share: ProperShare | None = None  # of each batch; None: they join the others, and an epoch is longer
 
 
 def _listed(value: Any) -> Any:
@@ -179,21 +197,21 @@ class Perturb(Section):
     """
 
     name: Literal["sam", "awp"]  # which of the two
-    size: float = Field(gt=0)  # how far the weights move
-    after: float = Field(0.0, ge=0)  # epochs without it first
+    size: Positive  # how far the weights move
+    after: NotNegative = 0.0  # epochs without it first
 
 
 class Optimizer(Section):
     name: Literal["adamw", "sgd"] = "adamw"  # torch's own
-    lr: float = Field(1e-3, gt=0)  # the highest
+    lr: Positive = 1e-3  # the highest
     lr_rule: Literal["none", "linear", "sqrt"] = "none"  # `lr` is that for a batch of `lr_batch`, and grows with it
-    lr_batch: int = Field(512, ge=1)  # of `lr_rule`
-    weight_decay: float = Field(0.05, ge=0)  # not on norms, biases and position embeddings
-    betas: tuple[Decay, Decay] = (0.9, 0.999)  # adamw
-    momentum: Decay = 0.9  # sgd
+    lr_batch: AtLeastOne = 512  # of `lr_rule`
+    weight_decay: NotNegative = 0.05  # not on norms, biases and position embeddings
+    betas: tuple[Smoothing, Smoothing] = (0.9, 0.999)  # adamw
+    momentum: Smoothing = 0.9  # sgd
     nesterov: bool = True  # sgd
-    clip_grad: float | None = Field(None, gt=0)  # largest norm of the whole gradient
-    l1: float = Field(0.0, ge=0)  # times the sum of all weights' absolute values, added to the loss
+    clip_grad: Positive | None = None  # largest norm of the whole gradient
+    l1: NotNegative = 0.0  # times the sum of all weights' absolute values, added to the loss
     perturb: Perturb | None = None  # SAM or AWP
 
     def peak(self, batch: int) -> float:
@@ -211,15 +229,15 @@ class Schedule(Section):
     """
 
     name: Literal["cosine", "steps", "constant", "one-cycle"] = "cosine"  # the form
-    epochs: int = Field(10, ge=1)  # passes over the training images
-    warmup_epochs: float = Field(0.0, ge=0)  # in which the rate grows from `warmup_lr`
-    warmup_lr: float = Field(1e-6, ge=0)  # where the warm-up starts
-    cooldown_epochs: float = Field(0.0, ge=0)  # at the end, counted in `epochs`
-    min_lr: float = Field(1e-5, ge=0)  # cosine: where it ends
-    decay: float = Field(0.1, gt=0, le=1)  # steps: the factor
-    decay_epochs: float = Field(30.0, gt=0)  # steps: how often
-    rise: float = Field(0.3, gt=0, lt=1)  # one-cycle: share of the run in which the rate rises
-    momentum_range: tuple[Decay, Decay] = (0.85, 0.95)  # one-cycle: momentum's least and greatest
+    epochs: AtLeastOne = 10  # passes over the training images
+    warmup_epochs: NotNegative = 0.0  # in which the rate grows from `warmup_lr`
+    warmup_lr: NotNegative = 1e-6  # where the warm-up starts
+    cooldown_epochs: NotNegative = 0.0  # at the end, counted in `epochs`
+    min_lr: NotNegative = 1e-5  # cosine: where it ends
+    decay: Share = 0.1  # steps: the factor
+    decay_epochs: Positive = 30.0  # steps: how often
+    rise: ProperShare = 0.3  # one-cycle: share of the run in which the rate rises
+    momentum_range: tuple[Smoothing, Smoothing] = (0.85, 0.95)  # one-cycle: momentum's least and greatest
 
     @model_validator(mode="after")
     def _check_epochs(self) -> Schedule:
@@ -236,18 +254,18 @@ class Schedule(Section):
 class Validate(Section):
     """What is measured after each epoch on held-out images, and which epoch's model is kept."""
 
-    every: int = Field(1, ge=1)  # epochs
+    every: AtLeastOne = 1  # epochs
     when: Literal["epochs", "end"] = "epochs"  # end: models are kept in `epochs/`, and measured after training
-    limit: int | None = Field(None, ge=1)  # held-out images to measure at most
-    train: int = Field(0, ge=0)  # training images to measure too: the gap shows robust over-fitting
+    limit: AtLeastOne | None = None  # held-out images to measure at most
+    train: Count = 0  # training images to measure too: the gap shows robust over-fitting
     attack: Annotated[Spec, plugin("attack")] | None = None  # with the objective's threat, or the one given here
     threat: dict[str, Any] | None = None  # {norm: …, eps: …}, if not the objective's
     choose: Literal["last", "best"] = "last"  # best: by robust accuracy if there is an attack, else by clean
 
 
 class Checkpoint(Section):
-    minutes: float = Field(10.0, gt=0)  # besides one at the end of each epoch
-    keep: int = Field(2, ge=1)  # latest checkpoints to keep
+    minutes: Positive = 10.0  # besides one at the end of each epoch
+    keep: AtLeastOne = 2  # latest checkpoints to keep
 
 
 class Recipe(Section):
@@ -255,7 +273,7 @@ class Recipe(Section):
     expect: dict[str, Any] = Field(default_factory=dict)  # what this recipe should reach
     seed: int = 0  # of weights, batches, augmentation and attacks
     data: DataSpec  # to train on
-    train_limit: int | None = Field(None, ge=1)  # use only this many training images of `data`
+    train_limit: AtLeastOne | None = None  # use only this many training images of `data`
     extra: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()  # more training images
     model: Annotated[Spec, plugin("model")]  # the architecture
     normalize: Literal["data", "none"] | Normalisation = "data"  # "none": the network sees raw pixels
@@ -265,20 +283,20 @@ class Recipe(Section):
     augment: Augment = Augment()  # how training images are changed
     optimizer: Optimizer = Optimizer()  # how weights follow the gradient
     schedule: Schedule = Schedule()  # epochs and learning rate
-    batch: int = Field(128, ge=1)  # images per step, over all processes
-    accumulate: int = Field(1, ge=1)  # split the batch into this many parts, to save memory
+    batch: AtLeastOne = 128  # images per step, over all processes
+    accumulate: AtLeastOne = 1  # split the batch into this many parts, to save memory
     sync_batchnorm: bool = True  # statistics over the batch of all processes
     parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes: each has all weights, or its part of them
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: passes of training under autocast
     channels_last: bool = False  # faster for most CNNs; changes results by rounding only
-    ema: float | None = Field(None, gt=0, lt=1)  # decay of an average of the weights, which is then what is kept
+    ema: ProperShare | None = None  # decay of an average of the weights, which is then what is kept
     validate_: Validate = Field(Validate(), alias="validate")  # what is measured while training
     checkpoint: Checkpoint = Checkpoint()  # from which a stopped run resumes
-    log_every: int = Field(10, ge=1)  # steps
+    log_every: AtLeastOne = 10  # steps
     loggers: Annotated[tuple[Annotated[Spec, plugin("logger")], ...], BeforeValidator(_named)] = (
         Spec(name="tensorboard"),
     )  # where the numbers go, besides log.jsonl
-    workers: int = Field(0, ge=0)  # data loading processes
+    workers: Count = 0  # data loading processes
 
     @model_validator(mode="after")
     def _check_parts(self) -> Recipe:

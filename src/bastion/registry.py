@@ -216,8 +216,8 @@ class Registry(Generic[T]):
 def canonical(thing: Any) -> Any:
     """Return the settings as a spec without defaults, which names the facts of a probe.
 
-    So a setting that is added later changes no name. `version` stands for the code, if it is not 1; code from outside
-    of bastion is identified by a hash of its text.
+    So a setting that is added later changes no name. The revision stands for the code, if it is not 1; code from
+    outside of bastion is identified by a hash of its text.
     """
     if isinstance(thing, list | tuple):
         return [canonical(each) for each in thing]
@@ -231,10 +231,16 @@ def canonical(thing: Any) -> Any:
         value, made = getattr(thing, each.name), each.default_factory
         usual = each.default if made is dataclasses.MISSING else made()
         named = canonical(value)
-        if value != usual or (isinstance(named, dict) and named.keys() & {"text", "version"}):
+        if value != usual or (isinstance(named, dict) and named.keys() & {"text", "version", "revision"}):
             spec[each.name] = named
-    version = getattr(type(thing), "version", 1)
-    return spec | _code(type(thing)) | ({"version": version} if isinstance(version, int) and version != 1 else {})
+    return spec | _code(type(thing)) | _revision(thing)
+
+
+def _revision(thing: Any) -> dict[str, int]:
+    """Return the revision, if it is not 1: as `version`, which names stored facts, unless a setting is called so."""
+    revision = getattr(type(thing), "revision", 1)
+    key = "revision" if any(each.name == "version" for each in dataclasses.fields(thing)) else "version"
+    return {key: revision} if isinstance(revision, int) and revision != 1 else {}
 
 
 def _code(kind: type) -> dict[str, str]:

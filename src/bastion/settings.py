@@ -1,4 +1,4 @@
-"""Settings of attacks, objectives, probes, models and data sets, checked by pydantic in Python and in YAML.
+"""Settings of attacks, objectives, probes, models, data sets and recipes, checked by pydantic in Python and in YAML.
 
     @settings
     class PGD:
@@ -95,10 +95,7 @@ def settings(cls: type[T] | None = None, /, **options: bool) -> Any:
 
 
 def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: bool = True) -> type[T]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for name in inspect.get_annotations(cls):
-        if get_origin(hints[name]) is not ClassVar and hints[name] is not ClassVar:
-            cls.__annotations__[name] = strict(hints[name])
+    make_strict(cls)
     made: Any = dataclass(config=CONFIG, kw_only=kw_only, frozen=frozen, eq=eq)(cls)
     plain = made.__init__
     names = [] if kw_only else list(inspect.signature(made).parameters)  # so that errors name the field
@@ -115,6 +112,14 @@ def _checked(cls: type[T], *, kw_only: bool = True, frozen: bool = True, eq: boo
     made.__init__ = init
     checked: type[T] = made
     return checked
+
+
+def make_strict(cls: type) -> None:
+    """Make the types of a class's own fields strict, before pydantic reads them."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in inspect.get_annotations(cls):
+        if get_origin(hints[name]) is not ClassVar and hints[name] is not ClassVar:
+            cls.__annotations__[name] = strict(hints[name])
 
 
 def strict(hint: Any) -> Any:
@@ -159,7 +164,7 @@ def _number(value: Any) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError("expected a number")
+        raise ValueError("expected a finite number")
     return number
 
 
@@ -233,7 +238,9 @@ def explain(
 ) -> SettingsError:
     """Return the first error; unknown keys come first, as a missing key may be due to a typo."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument")
-    mistakes = error.errors()
+    everything = error.errors()
+    # Of a section that may also be a word, what is wrong in the section.
+    mistakes = [each for each in everything if not _is_section_for_word(each)] or everything
     first = next((each for each in mistakes if each["type"] in unknown), mistakes[0])
     try:
         known = schema()
@@ -266,6 +273,10 @@ def explain(
         message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         message = message[:1].lower() + message[1:] + (f", got {shown(first['input'])}" if keys else "")
     return SettingsError(where, keys, message)
+
+
+def _is_section_for_word(mistake: Mapping[str, Any]) -> bool:
+    return mistake["type"] == "literal_error" and isinstance(mistake["input"], Mapping)
 
 
 def _keys_at(schema: Mapping[str, Any], path: Iterable[str]) -> set[str]:

@@ -85,7 +85,8 @@ def plugin(kind: str, name: str) -> Plugin:
     if kind in ("probes", "studies") and not is_suite(name) and all(each.default for each in settings):
         lines.insert(0, f"bastion measure MODEL --suite {name}")
     lines += [f"from {PACKAGES[registry]} import {factory.__name__}"] if inspect.isclass(factory) else []
-    return Plugin(inspect.cleandoc(factory.__doc__ or ""), settings, getattr(factory, "facts", {}), tuple(lines))
+    facts = {name: str(each) for name, each in getattr(factory, "facts", {}).items()}
+    return Plugin(inspect.cleandoc(factory.__doc__ or ""), settings, facts, tuple(lines))
 
 
 def _describe_plugin(kind: str, name: str) -> str:

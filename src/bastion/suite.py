@@ -36,9 +36,11 @@ from bastion.recipe_files import Changes, merge, nested, parse_changes
 Kind = Literal["probes", "studies"]
 Role = Literal["clean", "attack", "corruption", "check", "analysis"]  # what the facts of a probe are about
 CORRECT = "correct"  # the bool column whose mean is an accuracy
-SHARE_RIGHT = "share_right"  # share of correct predictions over several variants of an example; its mean is an accuracy
-FLIP_RATE = "flip_rate"  # share of a sequence's frames whose prediction differs from the previous frame's
-SHARES = (CORRECT, SHARE_RIGHT, FLIP_RATE, "confidence")  # columns of numbers between 0 and 1
+# What a column of facts is, as its probe declares it. `accuracy`: a share of right predictions; `error rate`: a share
+# of which less is better; `distance`: of an adversarial example from its image, without a column `correct` of the
+# nearest one: infinite if none was found, 0 for clean mistakes; `phase`: survived, sampled or lost, in two phases.
+FactKind = Literal["number", "accuracy", "error rate", "share", "distance", "phase"]
+SHARES = ("accuracy", "error rate", "share")  # kinds of numbers between 0 and 1, shown in percent
 AGGREGATES = ("worst", "mean", "errors", "sum")
 WEIGHTED = ("errors", "sum")
 MOST_CASES = 2_000  # of a suite, 20 times the largest shipped one

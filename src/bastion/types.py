@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bastion.errors import BastionError
-from bastion.suite import Role
+from bastion.suite import FactKind, Role
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -146,7 +146,7 @@ class Tapped(Protocol):
 class Attack(ABC):
     """Returns images of the threat's set around batch.x. Subclasses are frozen dataclasses of their settings."""
 
-    version: ClassVar[int] = 1  # raised when the same settings give other results: stored facts are then measured again
+    revision: ClassVar[int] = 1  # raised when the same settings give other results: facts are then measured again
 
     @abstractmethod
     def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor: ...
@@ -167,10 +167,10 @@ class Attack(ABC):
         """
         return sum(member.passes(norm) for _, member in self.named_members(norm))
 
-    def versions(self, norm: Norm) -> tuple[int, ...]:
-        """Return its version, with those of attacks that it is made of, or those of its members."""
-        return tuple(version for _, member in self.named_members(norm) for version in member.versions(norm)) or (
-            self.version,
+    def revisions(self, norm: Norm) -> tuple[int, ...]:
+        """Return its revision, with those of attacks that it is made of, or those of its members."""
+        return tuple(each for _, member in self.named_members(norm) for each in member.revisions(norm)) or (
+            self.revision,
         )
 
     def describe(self) -> str:
@@ -264,8 +264,24 @@ class Description:
 
     threat: Threat | None = None
     members: tuple[str, ...] = ()  # the attacks of an ensemble, in their order
-    versions: tuple[int, ...] = ()  # of the attacks that its facts depend on
+    revisions: tuple[int, ...] = ()  # of the attacks that its facts depend on
     passes: int = 1  # forward passes on an example that nothing fools; for the progress bar
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A column of facts whose values are not just numbers. Tables, intervals and curves go by its kind."""
+
+    meaning: str
+    kind: FactKind
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+def fact_kinds(facts: Mapping[str, str | Fact]) -> dict[str, FactKind]:
+    """Return the kinds of the columns that declare one."""
+    return {name: each.kind for name, each in facts.items() if isinstance(each, Fact)}
 
 
 class Probe:
@@ -276,8 +292,8 @@ class Probe:
     """
 
     role: ClassVar[Role] = "analysis"
-    version: ClassVar[int] = 1  # raised when the same settings give other facts: stored ones are then measured again
-    facts: ClassVar[Mapping[str, str]] = {}  # what each column means
+    revision: ClassVar[int] = 1  # raised when the same settings give other facts, which are then measured again
+    facts: ClassVar[Mapping[str, str | Fact]] = {}  # what each column means, and its kind if it is not just a number
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -298,12 +314,12 @@ class Study:
     and shapes. The report sees each name as one array, with the parts along its first axis.
     """
 
-    version: ClassVar[int] = 1
+    revision: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
 
     @property
-    def versions(self) -> tuple[int, ...]:
-        """Versions that its facts depend on besides those of its settings."""
+    def revisions(self) -> tuple[int, ...]:
+        """Revisions that its facts depend on besides those of its settings."""
         return ()
 
     def parts(self, model: nn.Module, data: DataSet) -> int:

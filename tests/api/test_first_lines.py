@@ -359,6 +359,30 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: bastion.attack(Net(), X, Y, "fgsm", norm="L1"),
         "eps: give one, such as 12; only linf has a default",
     ),
+    "steps": (
+        lambda: bastion.evaluate(Net(), (X, Y), steps=5),
+        r'^evaluate: steps is a setting of an attack: attacks=\[{"name": "pgd", "steps": 5}\]$',
+    ),
+    "queries": (
+        lambda: bastion.evaluate(Net(), (X, Y), queries=5),
+        r'^evaluate: queries is a setting of an attack: attacks=\[{"name": "square", "queries": 5}\]$',
+    ),
+    "epsilon": (
+        lambda: bastion.evaluate(Net(), (X, Y), epsilon=0.1),
+        "^evaluate: unknown argument 'epsilon'; did you mean 'eps'",
+    ),
+    "lr": (
+        lambda: bastion.train(model=Net(), data=(X, Y), lr=0.1),
+        r'^train: lr is a setting of the recipe: changes={"optimizer.lr": 0.1}$',
+    ),
+    "batch": (
+        lambda: bastion.train("tiny/demo-standard", batch=64),
+        r'^train: batch is a setting of the recipe: changes={"batch": 64}$',
+    ),
+    "dataset": (
+        lambda: bastion.train("tiny/demo-standard", dataset="mnist"),
+        "^train: unknown argument 'dataset'; did you mean 'data'",
+    ),
     "wide": (lambda: bastion.attack(Net(), X, Y, "fgsm", norm="l2", eps=128), WIDE),
     "wider": (lambda: bastion.evaluate(Net(), (X, Y), "fgsm", norm="l2", eps=128), WIDE),
     "twice": (

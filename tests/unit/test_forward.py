@@ -319,11 +319,11 @@ def test_a_model_in_training_mode_is_told(part: nn.Module) -> None:
     [
         (lambda: PGD(steps=2.5), r"pgd.steps: expected a whole number, got 2.5"),
         (lambda: PGD(steps=True), r"pgd.steps: expected a whole number, got True"),
-        (lambda: PGD(momentum=float("nan")), r"pgd.momentum: expected a number, got nan"),
+        (lambda: PGD(momentum=float("nan")), r"pgd.momentum: expected a finite number, got nan"),
         (lambda: PGD(rel_step="1"), r"pgd.rel_step: expected a number, got '1'"),
         (lambda: PGD(random_start=1), r"pgd.random_start: expected true or false, got 1"),
         (lambda: APGD(eot=1.5), r"apgd.eot: expected a whole number, got 1.5"),
-        (lambda: FAB(overshoot=float("inf")), r"fab.overshoot: expected a number, got inf"),
+        (lambda: FAB(overshoot=float("inf")), r"fab.overshoot: expected a finite number, got inf"),
         (lambda: Square(queries="1e3"), r"square.queries: expected a whole number, got '1e3'"),
         (lambda: CW(c=None), r"cw.c: expected a number, got None"),
         (lambda: DeepFool(classes="10"), r"deepfool.classes: expected a whole number, got '10'"),

@@ -50,7 +50,7 @@ def test_a_plug_in_with_its_parameters_may_be_one_word(tmp_path: Path) -> None:
         ("init={frm: zoo/x}", "init.frm: unknown key; did you mean 'from'"),
         ("optimizer.perturb={name: sam, siz: 1}", "optimizer.perturb.siz: unknown key; did you mean 'size'"),
         ("extra=[{data: cifar10, shar: 0.5}]", "extra.0.shar: unknown key; did you mean 'share'"),
-        ("optimizer.lr=fast", "optimizer.lr: input should be a valid number.*got 'fast'"),
+        ("optimizer.lr=fast", "optimizer.lr: expected a number, got 'fast'"),
         ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),
         ("batch=0", "batch: input should be greater than or equal to 1"),
         ("ema=1.5", "ema: input should be less than 1"),

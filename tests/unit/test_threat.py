@@ -167,8 +167,8 @@ def test_random_points_fill_the_ball_uniformly() -> None:
     ("norm", "eps", "message"),
     [
         ("linf", -0.1, "threat.eps: input should be greater than or equal to 0"),
-        ("linf", math.nan, "threat.eps: expected a number, got"),
-        ("linf", math.inf, "threat.eps: expected a number, got"),
+        ("linf", math.nan, "threat.eps: expected a finite number, got"),
+        ("linf", math.inf, "threat.eps: expected a finite number, got"),
         ("linf", 8, "linf 8 is no bound; 8/255 meant"),
         ("linf", "8/0", "threat.eps: expected a number, got"),
         ("l-inf", 0.1, "unknown norm 'l-inf'; did you mean 'linf'"),

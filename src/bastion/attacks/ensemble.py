@@ -51,12 +51,13 @@ class AutoAttack(Attack):
     models, averages gradients over 20 passes.
     """
 
-    version: Version = "standard"  # type: ignore[misc, assignment]  # which attacks run, with how many restarts
+    version: Version = "standard"  # which attacks run, with how many restarts
 
     @property
     def eot(self) -> int:
         return 20 if self.version == "rand" else 1
 
+    # The settings of these members name no facts: raise `revision` when one changes.
     def named_members(self, norm: Norm) -> list[tuple[str, Attack]]:
         if self.version == "rand":
             ce, dlr = APGD(eot=self.eot, phases=False), APGD(loss="dlr", eot=self.eot, phases=False)

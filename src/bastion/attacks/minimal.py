@@ -58,8 +58,8 @@ class Minimal(Attack):
     def passes(self, norm: Norm) -> int:
         return self._fab.passes(norm) + (self.bisections + 1) * self._apgd.passes(norm)
 
-    def versions(self, norm: Norm) -> tuple[int, ...]:
-        return self.version, FAB.version, APGD.version
+    def revisions(self, norm: Norm) -> tuple[int, ...]:
+        return self.revision, FAB.revision, APGD.revision
 
     def _bisect(self, model: Accelerated, batch: Batch, threat: Threat, best: Best, clean: Tensor, seed: int) -> None:
         """Bisect, for each example, between the largest radius at which APGD fails and the smallest with success."""

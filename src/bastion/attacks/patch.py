@@ -29,7 +29,7 @@ SELECTING_BLOCK = 4  # the block whose attention selects patches, as in the code
 class PatchPGD(Attack):
     """PGD (Madry et al. 2018) on chosen patches; the threat bounds the change of their pixels, linf 1 allows any."""
 
-    version = 2
+    revision = 2
     patches: AtLeastOne = 1
     share: Share | None = None  # of all patches, instead of `patches`
     size: AtLeastOne = 8  # side of a patch in pixels
@@ -131,7 +131,7 @@ class PatchNoise(FilledPatches):
 class SharePatches(FilledPatches):
     """Fills a share of the patches; the result is projected into the threat's set, which linf 1 leaves unchanged."""
 
-    version = 2
+    revision = 2
     share: Share = 0.1  # of the patches, ρ in RSPC
 
     def count(self, grid: Grid) -> int:

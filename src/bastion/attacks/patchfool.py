@@ -38,7 +38,7 @@ class PatchFool(Attack):
     is returned; the paper's code returns the last one.
     """
 
-    version = 2
+    revision = 2
 
     patches: AtLeastOne = 1
     size: AtLeastOne | None = None  # side of a patch in pixels; None: that of the model's own tokens

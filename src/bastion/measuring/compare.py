@@ -169,7 +169,7 @@ def _accuracy_cases(facts: Facts) -> list[MeasuredCase]:
 
 
 def _case_id(case: MeasuredCase) -> str:
-    """Return the folder name: a hash of the probe's settings and versions, the seed and the variant of the data."""
+    """Return the folder name: a hash of the probe's settings and revisions, the seed and the variant of the data."""
     return case.store.rpartition("/")[2]
 
 

@@ -7,6 +7,7 @@ result = bastion.evaluate(model, (x, y), attacks=["apgd-t", PGD(steps=20)], norm
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import is_adversarial, judge
 from bastion.data.given import ClassMap, images, labels
-from bastion.errors import BastionError
+from bastion.errors import BastionError, explain_unknown, shown
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
 from bastion.measuring.guards import warn_if_normalised_input_is_expected
@@ -156,6 +157,15 @@ def radii(eps: Any, norm: str) -> list[float]:
     return [radius(each) for each in ([eps] if single else eps)]
 
 
+def _setting_of_an_attack(name: str, value: object) -> str:
+    """Return how to give a setting of an attack; empty if none has it."""
+    having = [each for each in ("pgd", *attacks.names()) if name in inspect.signature(attacks.factory(each)).parameters]
+    if not having:
+        return ""
+    return f'{name} is a setting of an attack: attacks=[{{"name": "{having[0]}", "{name}": {shown(value)}}}]'
+
+
+@explain_unknown(_setting_of_an_attack)
 def evaluate(
     model: Model,
     data: Any,

@@ -20,7 +20,7 @@ from bastion.measuring.export import write_npz, write_pictures
 from bastion.measuring.find import slug
 from bastion.measuring.grids import AccuracyGrid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
-from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
+from bastion.measuring.measurement import PHASES, MeasuredCase, Measurement
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
@@ -280,10 +280,10 @@ class Facts:
         An example is robust at a radius if its nearest adversarial example is further away; clean mistakes have
         distance 0. Like the accuracy under any attack, it is an upper bound.
         """
-        case = self.case(label)
-        if DISTANCE not in case.columns or CORRECT in case.columns:
+        column = self.case(label).minimal_distance
+        if column is None:
             raise BastionError(f"curve: '{label}' has no minimal distances; measure with the probe distortion")
-        distance = self.columns[f"{label}/{DISTANCE}"]
+        distance = self.columns[f"{label}/{column}"]
         return {radius: self.estimate((distance > radius) & (distance > 0)) for radius in radii}
 
     def pictures(self, label: str) -> dict[str, Column]:

@@ -9,10 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.order import measured_positions
 from bastion.measuring.store import Column
-from bastion.suite import CORRECT, SHARE_RIGHT, SHARES, Role, written
+from bastion.suite import CORRECT, SHARES, FactKind, Role, written
 
-DISTANCE = "distance"  # of an adversarial example: the column of `distortion`
 PHASES = ("survived", "sampled", "lost")  # the columns of a probe in two phases
+# Kinds by the names of columns, for measurements from before probes declared them.
+KINDS_BY_NAME: dict[str, FactKind] = {
+    CORRECT: "accuracy",
+    "share_right": "accuracy",
+    "flip_rate": "error rate",
+    "confidence": "share",
+    "distance": "distance",
+    **dict.fromkeys(PHASES, "phase"),
+}
 TWO_PHASE = "two-phase estimate"
 MOST = 50_000_000  # examples, three times ImageNet-21k
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
@@ -47,10 +55,22 @@ class MeasuredCase(_Part):
     members: tuple[str, ...] = ()  # of an ensemble of attacks
     columns: tuple[str, ...]
     meanings: dict[str, str] = {}
+    kinds: dict[str, FactKind] | None = None  # of columns that are not just numbers; None: see KINDS_BY_NAME
+
+    def kind_of(self, column: str) -> FactKind:
+        """Return what a column is, as the probe declared it."""
+        return (KINDS_BY_NAME if self.kinds is None else self.kinds).get(column, "number")
 
     @property
     def is_two_phase(self) -> bool:
-        return {*PHASES} <= {*self.columns}
+        return all(name in self.columns and self.kind_of(name) == "phase" for name in PHASES)
+
+    @property
+    def minimal_distance(self) -> str | None:
+        """The column of distances to the nearest adversarial example, if no eps bounds them: there is no accuracy."""
+        if self.kind != "probes" or CORRECT in self.columns:
+            return None
+        return next((name for name in self.columns if self.kind_of(name) == "distance"), None)
 
     @property
     def mark(self) -> str:
@@ -62,15 +82,21 @@ class MeasuredAggregate(_Part):
     kind: str  # worst, mean, errors or sum
     members: dict[str, float]  # labels of cases and their weights
     column: str = CORRECT
+    column_kind: FactKind | None = None  # None: see KINDS_BY_NAME
+
+    @property
+    def kind_of_column(self) -> FactKind:
+        """What its column is, as the members' probes declared it."""
+        return self.column_kind or KINDS_BY_NAME.get(self.column, "number")
 
     @property
     def is_accuracy(self) -> bool:
-        return self.kind in ("worst", "mean") and self.column in (CORRECT, SHARE_RIGHT)
+        return self.kind in ("worst", "mean") and self.kind_of_column == "accuracy"
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Bounds of an example's value, if the column lies in [0, 1]."""
-        if self.column not in SHARES:
+        if self.kind_of_column not in SHARES:
             return None
         weights = self.members.values() if self.kind in ("errors", "sum") else [1.0]
         return sum(each for each in weights if each < 0), sum(each for each in weights if each > 0)

@@ -21,7 +21,6 @@ from bastion.measuring.convert import convert
 from bastion.measuring.executors import Launched
 from bastion.measuring.find import default_folder
 from bastion.measuring.identity import Identity, identify
-from bastion.measuring.measurement import PHASES
 from bastion.measuring.order import Tally, shuffled
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Job, Worker, build_data, check_fit, on_device
@@ -29,7 +28,7 @@ from bastion.models.columns import num_outputs
 from bastion.models.load import as_module, best_device, is_function, locate, timm_model_name
 from bastion.run import Run, create_run
 from bastion.suite import CORRECT, Case, Suite, load_suite
-from bastion.types import DataSet, Probe, Split
+from bastion.types import DataSet, Probe, Split, fact_kinds
 
 # Survivors of a batch share the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
@@ -231,8 +230,8 @@ def _check_until(until: float, worker: Worker) -> None:
     """An interval must be there to become narrow."""
     if until >= 1:
         raise BastionError(f"until: the width of an interval, such as 0.02 for two points, got {until:g}")
-    described = [set(built.facts) for built in worker.built if isinstance(built, Probe)]
-    if any(facts >= set(PHASES) for facts in described):
+    described = [built.facts for built in worker.built if isinstance(built, Probe)]
+    if any("phase" in fact_kinds(facts).values() for facts in described):
         raise BastionError("until: a two-phase estimate has an interval of its own; use --limit or --budget")
     if not any(CORRECT in facts for facts in described):
         raise BastionError("until: no probe of this suite has an accuracy; use --limit or --budget")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -16,8 +17,8 @@ from bastion.measuring.worker import Worker
 from bastion.models.complexity import parameters
 from bastion.registry import canonical
 from bastion.run import environment
-from bastion.suite import Case
-from bastion.types import Description, Probe, Study, Tapped
+from bastion.suite import CORRECT, SHARES, Aggregate, Case, FactKind
+from bastion.types import Description, Probe, Study, Tapped, fact_kinds
 
 
 def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
@@ -43,10 +44,7 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         n=n,
         population=population,
         cases=tuple(cases),
-        aggregates={
-            name: MeasuredAggregate(kind=each.kind, members=suite.members(name), column=each.column)
-            for name, each in suite.aggregates.items()
-        },
+        aggregates={name: _aggregate(each, suite.members(name), cases) for name, each in suite.aggregates.items()},
         published=published(plan.run.recipe(), suite, cases, plan.identity.data),
         origins=tuple(origins),
         seconds=seconds,
@@ -58,6 +56,8 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
 def _case(worker: Worker, case: Case, built: Probe | Study, n: int) -> MeasuredCase:
     described = built.describe() if isinstance(built, Probe) else Description()
     store = worker.store(case)
+    columns = tuple(store.columns())
+    kinds: dict[str, FactKind] = {CORRECT: "accuracy", **fact_kinds(built.facts)}
     return MeasuredCase(
         label=case.label,
         kind=case.kind,
@@ -71,9 +71,17 @@ def _case(worker: Worker, case: Case, built: Probe | Study, n: int) -> MeasuredC
         radii=worker.job.suite.curves.get(case.base, ()),
         adapted_to=None if worker.model_for(case) is worker.model else worker.data(case).shape[1],
         members=described.members,
-        columns=tuple(store.columns()),
-        meanings=dict(built.facts),
+        columns=columns,
+        meanings={name: str(each) for name, each in built.facts.items()},
+        kinds={name: kind for name, kind in kinds.items() if name in columns},
     )
+
+
+def _aggregate(given: Aggregate, members: dict[str, float], cases: Sequence[MeasuredCase]) -> MeasuredAggregate:
+    kinds = {case.kind_of(given.column) for case in cases if case.label in members}
+    if len(kinds) > 1:
+        kinds = {"share" if kinds <= {*SHARES} else "number"}
+    return MeasuredAggregate(kind=given.kind, members=members, column=given.column, column_kind=kinds.pop())
 
 
 def _block_names(model: nn.Module) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
     facts/IDENTITY/identity.json        a model and the data it was measured on
     facts/IDENTITY/CASE/*.safetensors   facts of one probe or study; each file has some of the examples
 
-A case is named by the probe's settings, versions and seed, and the variant of the data. Workers write small files,
+A case is named by the probe's settings, revisions and seed, and the variant of the data. Workers write small files,
 which are merged into larger ones later. Any number of processes may write and merge at once: files are whole or
 absent, an example that is in two files has the same facts in both, and a file is removed only after its content is in
 another one.

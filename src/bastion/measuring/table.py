@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import DISTANCE, NORMS, PHASES, MeasuredThreat, adaptation, mixture, unreadable
+from bastion.measuring.measurement import NORMS, PHASES, MeasuredThreat, adaptation, mixture, unreadable
 from bastion.measuring.sampling import TwoPhase
-from bastion.suite import CORRECT
 
 if TYPE_CHECKING:
     from bastion.measuring.facts import Facts
@@ -74,8 +73,8 @@ def _printed(facts: Facts, label: str) -> str:
 def _distances(facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield rows for probes with minimal distances instead of an accuracy."""
     for case in facts.about.cases:
-        if case.kind == "probes" and DISTANCE in case.columns and CORRECT not in case.columns:
-            distance = facts.columns[f"{case.label}/{DISTANCE}"]
+        if column := case.minimal_distance:
+            distance = facts.columns[f"{case.label}/{column}"]
             rest = int(np.isinf(distance).sum())
             text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
             norm = str(case.spec.get("norm", ""))

@@ -28,11 +28,12 @@ from bastion.recipe_files import merge
 from bastion.registry import canonical
 from bastion.run import processor, version
 from bastion.studies import studies
-from bastion.suite import CORRECT, Case, Suite
-from bastion.types import DataSet, Probe, Study
+from bastion.suite import CORRECT, SHARES, Case, Suite
+from bastion.types import DataSet, Probe, Study, fact_kinds
 
 Data = DataSet | Mapping[str, Any] | str
 MOST_BYTES = 64 * 2**20  # of images in a joined batch: large images need no joining to be fast
+ROUNDING = 1e-6  # of a share
 RESERVED = {POSITION, ORIGIN, "index", "label"}
 
 
@@ -121,9 +122,9 @@ class Worker:
     def _store(self, case: Case, built: Probe | Study) -> FactStore:
         """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
         named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
-        versions = built.describe().versions if isinstance(built, Probe) else built.versions
-        if any(number != 1 for number in versions):
-            named["versions"] = versions
+        revisions = built.describe().revisions if isinstance(built, Probe) else built.revisions
+        if any(number != 1 for number in revisions):
+            named["versions"] = revisions  # the key in the names of stored facts
         if data_key(case.data) != data_key(self.job.suite.data):
             data = self.data(case)
             named["data"] = [data.fingerprint, data.split(self.job.split).digest()]
@@ -220,12 +221,24 @@ class Worker:
                 raise BastionError(
                     f"probe '{case.label}': '{name}' has shape {tuple(column.shape)} for {len(positions)} examples"
                 )
+        _check_shares(case.label, probe, returned)
         shown = [row for row, position in enumerate(positions) if position in self.job.pictured]
         facts = {name: column for name, column in returned.items() if column.ndim == 1 or name in probe.facts}
         pictures = {name: column[shown] for name, column in returned.items() if name not in facts and shown}
         if pictures:
             pictures[POSITION] = torch.tensor(positions)[shown]
         return {"index": batch.index, "label": batch.y, **facts}, pictures
+
+
+def _check_shares(label: str, probe: Probe, returned: Mapping[str, Tensor]) -> None:
+    """Raise if a share is none: its mean would have an interval that it is not in."""
+    kinds = fact_kinds(probe.facts)
+    for name, column in returned.items():
+        if kinds.get(name) in SHARES and ((column < 0) | (column > 1 + ROUNDING)).any():
+            raise BastionError(
+                f"probe '{label}': '{name}' is declared as {kinds[name]}, but has values from "
+                f"{column.min().item():.4g} to {column.max().item():.4g}; a share lies between 0 and 1"
+            )
 
 
 def _without(positions: Column, stored: Column) -> Column:

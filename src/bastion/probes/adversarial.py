@@ -13,7 +13,7 @@ from bastion.attacks import Attack, Threat
 from bastion.attacks.judge import judge
 from bastion.probes import probes
 from bastion.settings import settings
-from bastion.types import Batch, Description, Probe
+from bastion.types import Batch, Description, Fact, Probe
 
 
 @probes.register("adversarial")
@@ -28,10 +28,12 @@ class Adversarial(Probe):
     attack: Attack  # that looks for them
 
     role = "attack"
-    facts: ClassVar[Mapping[str, str]] = {
+    facts: ClassVar[Mapping[str, str | Fact]] = {
         "correct": "right on the clean image, and not fooled by the attack",
         "in_budget": "the attack returned an image of the threat's set",
-        "distance": "of the adversarial example from the image, in the threat's norm; NaN for survivors",
+        "distance": Fact(
+            "of the adversarial example from the image, in the threat's norm; NaN for survivors", "distance"
+        ),
         "prediction": "on what the attack returned",
         "before": "the prediction on the clean image",
         "fooled_by": "the number of the ensemble's member that fooled it, -1 if none did",
@@ -61,7 +63,7 @@ class Adversarial(Probe):
 def describe_attack(attack: Attack, threat: Threat) -> Description:
     """The description of a probe that runs this attack."""
     members = tuple(name for name, _ in attack.named_members(threat.norm))
-    return Description(threat, members, attack.versions(threat.norm), attack.passes(threat.norm))
+    return Description(threat, members, attack.revisions(threat.norm), attack.passes(threat.norm))
 
 
 def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class AttentionStability(OccludedProbe):
     """
 
     name = "attention-stability"
-    version: ClassVar[int] = 2
+    revision: ClassVar[int] = 2
     facts: ClassVar[Mapping[str, str]] = {
         "similarity": "cosine similarity of clean and occluded attention, mean over heads, layers and masks",
         "lowest": "the lowest over the masks of the mean over heads and layers",

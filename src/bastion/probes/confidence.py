@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bastion import forward
 from bastion.probes import probes
 from bastion.settings import settings
-from bastion.types import Batch, Probe
+from bastion.types import Batch, Fact, Probe
 
 
 @probes.register("confidence")
@@ -19,7 +19,9 @@ from bastion.types import Batch, Probe
 class Confidence(Probe):
     """The softmax probability of the predicted class. A mean far above the accuracy is overconfidence."""
 
-    facts: ClassVar[Mapping[str, str]] = {"confidence": "softmax probability of the predicted class"}
+    facts: ClassVar[Mapping[str, str | Fact]] = {
+        "confidence": Fact("softmax probability of the predicted class", "share")
+    }
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         with torch.no_grad():

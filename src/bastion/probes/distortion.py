@@ -18,7 +18,7 @@ from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
 from bastion.settings import settings
 from bastion.threat import Norm
-from bastion.types import Batch, Description, Probe
+from bastion.types import Batch, Description, Fact, Probe
 
 
 @probes.register("distortion")
@@ -33,8 +33,11 @@ class Distortion(Probe):
     attack: Attack = field(default_factory=Minimal)
 
     role = "attack"
-    facts: ClassVar[Mapping[str, str]] = {
-        "distance": "to the nearest adversarial example found: 0 for misclassified clean images, inf if none was found",
+    facts: ClassVar[Mapping[str, str | Fact]] = {
+        "distance": Fact(
+            "to the nearest adversarial example found: 0 for misclassified clean images, inf if none was found",
+            "distance",
+        ),
         "prediction": "on that example",
         "before": "the prediction on the clean image",
         **journal.PASSES,

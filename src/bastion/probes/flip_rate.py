@@ -13,7 +13,7 @@ from bastion.corruptions import VERSION
 from bastion.corruptions.sequences import LENGTH, PerturbationName, compares_with_first, frames
 from bastion.probes import probes
 from bastion.settings import settings
-from bastion.types import Batch, Description, Probe
+from bastion.types import Batch, Description, Fact, Probe
 
 
 @probes.register("flip-rate")
@@ -28,12 +28,15 @@ class FlipRate(Probe):
     perturbation: PerturbationName
 
     role = "corruption"
-    facts: ClassVar[Mapping[str, str]] = {
-        "flip_rate": "share of frames whose prediction differs from the previous frame's; for noise, the clean image's"
+    facts: ClassVar[Mapping[str, str | Fact]] = {
+        "flip_rate": Fact(
+            "share of frames whose prediction differs from the previous frame's; for noise, the clean image's",
+            "error rate",
+        )
     }
 
     def describe(self) -> Description:
-        return Description(versions=(VERSION,), passes=LENGTH)  # of most sequences
+        return Description(revisions=(VERSION,), passes=LENGTH)  # of most sequences
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         before, flips, compared = None, torch.zeros(len(batch.x), device=batch.x.device), 0

@@ -60,7 +60,7 @@ class JacobianSpectra(Probe):
             raise ValueError(f"basis: {self.basis} vectors are too few for top={self.top}, it needs {self.top + 2}")
 
     def describe(self) -> Description:
-        return Description(versions=(2,) if self.top > 1 else ())  # since then, residuals are bounds for any `top`
+        return Description(revisions=(2,) if self.top > 1 else ())  # since then, residuals are bounds for any `top`
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "jacobian")

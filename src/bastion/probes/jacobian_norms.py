@@ -36,7 +36,7 @@ class JacobianNorms(Probe):
 
     most: AtLeastOne = 16384  # most numbers in a block's output
 
-    version: ClassVar[int] = 2
+    revision: ClassVar[int] = 2
     facts: ClassVar[Mapping[str, str]] = {
         "norm_1": "largest column sum of |J|, by block",
         "norm_inf": "largest row sum of |J|, by block",

@@ -82,7 +82,7 @@ class OccludedProbe(MaskedProbe):
     fill: Literal["noise", "zero"] = "noise"  # uniform noise, drawn for each mask, or black
 
     def describe(self) -> Description:
-        return Description(versions=(PatchOcclusion.version,), passes=self.masks + 1)
+        return Description(revisions=(PatchOcclusion.revision,), passes=self.masks + 1)
 
     def occluded(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Batch:
         """The images under each of these masks: all images under the first, then all under the second, …"""

@@ -14,7 +14,7 @@ from bastion.forward import check_batch, misclassified, precise, predict
 from bastion.probes import probes
 from bastion.probes.occluded import OccludedProbe, true_class
 from bastion.settings import settings
-from bastion.types import Batch, hard
+from bastion.types import Batch, Fact, hard
 
 
 @probes.register("occlusion")
@@ -26,14 +26,14 @@ class Occlusion(OccludedProbe):
     """
 
     name = "occlusion"
-    facts: ClassVar[Mapping[str, str]] = {
+    facts: ClassVar[Mapping[str, str | Fact]] = {
         "correct": "right under the first mask",
-        "share_right": "share of the masks under which the prediction is right",
-        "confidence": "probability of the true class, mean over the masks",
+        "share_right": Fact("share of the masks under which the prediction is right", "accuracy"),
+        "confidence": Fact("probability of the true class, mean over the masks", "share"),
         "confidence_std": "its standard deviation over the masks",
-        "confidence_min": "its minimum over the masks",
+        "confidence_min": Fact("its minimum over the masks", "share"),
         "clean_correct": "right on the clean image",
-        "clean_confidence": "probability of the true class on the clean image",
+        "clean_confidence": Fact("probability of the true class on the clean image", "share"),
         "right_by_mask": "right under each mask",
         "confidence_by_mask": "probability of the true class under each mask",
         **journal.PASSES,

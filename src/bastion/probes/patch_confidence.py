@@ -14,7 +14,7 @@ from bastion.forward import check_batch, precise, predict
 from bastion.probes import probes
 from bastion.probes.occluded import FREE, MaskedProbe, true_class
 from bastion.settings import Count, Positive, settings
-from bastion.types import Batch, Description, hard
+from bastion.types import Batch, Description, Fact, hard
 
 
 @probes.register("patch-confidence")
@@ -32,17 +32,17 @@ class PatchConfidence(MaskedProbe):
     sigma: Positive = 0.38  # of the Gaussian noise: the strongest of ImageNet-C
 
     name = "patch-confidence"
-    facts: ClassVar[Mapping[str, str]] = {
-        "clean_confidence": "probability of the true class on the clean image",
-        "adversarial_confidence": "the same with the patches attacked by PGD",
-        "noisy_confidence": "the same with Gaussian noise on the patches",
-        "occluded_confidence": "the same with the patches replaced by uniform noise",
+    facts: ClassVar[Mapping[str, str | Fact]] = {
+        "clean_confidence": Fact("probability of the true class on the clean image", "share"),
+        "adversarial_confidence": Fact("the same with the patches attacked by PGD", "share"),
+        "noisy_confidence": Fact("the same with Gaussian noise on the patches", "share"),
+        "occluded_confidence": Fact("the same with the patches replaced by uniform noise", "share"),
         **journal.PASSES,
     }
 
     def describe(self) -> Description:
-        versions = PatchPGD.version, PatchGaussian.version, PatchOcclusion.version
-        return Description(versions=versions, passes=self.steps + 4)
+        revisions = PatchPGD.revision, PatchGaussian.revision, PatchOcclusion.revision
+        return Description(revisions=revisions, passes=self.steps + 4)
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         given, batch = check_batch(model, batch, "probe patch-confidence")

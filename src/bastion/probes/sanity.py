@@ -45,7 +45,7 @@ class Sanity(Probe):
     hundred more of each for one that a single step, noise or Square fools and PGD does not.
     """
 
-    version = 4
+    revision = 4
 
     threat: Threat
     steps: Annotated[int, Ge(2)] = 10  # of PGD
@@ -61,7 +61,7 @@ class Sanity(Probe):
     def describe(self) -> Description:
         attacks = sum(attack.passes(self.threat.norm) + 2 for attack in self._attacks.values())  # clean, and judged
         passes = self.forwards + 2 + len(COSINES) * self.nearby + 2 * self.directions + attacks
-        return Description(self.threat, versions=(PGD.version, Square.version), passes=passes)
+        return Description(self.threat, revisions=(PGD.revision, Square.revision), passes=passes)
 
     @property
     def _attacks(self) -> dict[str, Attack]:

@@ -17,7 +17,7 @@ from bastion.probes import probes
 from bastion.probes.other_models import identity, logits_of_others
 from bastion.settings import Count, NotNegative, Positive, settings
 from bastion.threat import Threat, at_size
-from bastion.types import Batch, Description, Probe, hard
+from bastion.types import Batch, Description, Fact, Probe, hard
 
 
 @probes.register("synthesis")
@@ -36,11 +36,11 @@ class Synthesis(Probe):
     classifiers: tuple[str, ...] = ()  # other models that classify the result
     identities: tuple[str, ...] = field(init=False, default=())  # of the classifiers, which facts depend on
 
-    version: ClassVar[int] = 2
-    facts: ClassVar[Mapping[str, str]] = {
+    revision: ClassVar[int] = 2
+    facts: ClassVar[Mapping[str, str | Fact]] = {
         "target": "the target class",
         "success": "the model predicts the target",
-        "confidence": "softmax probability of the target",
+        "confidence": Fact("softmax probability of the target", "share"),
         "recognised": "predicted as the target, by each of the classifiers",
     }
 

@@ -17,7 +17,7 @@ from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
 from bastion.probes.other_models import identity, other_logits, other_model
 from bastion.settings import settings
-from bastion.types import Batch, Description, Probe
+from bastion.types import Batch, Description, Fact, Probe
 
 
 @probes.register("transfer")
@@ -35,11 +35,13 @@ class Transfer(Probe):
     identity: str = field(init=False, default="")  # of the source, which facts depend on
 
     role = "attack"
-    facts: ClassVar[Mapping[str, str]] = {
+    facts: ClassVar[Mapping[str, str | Fact]] = {
         "correct": "right on the clean image and on what the attack made for the source",
         "in_budget": "the attack returned an image of the threat's set",
         "source_fooled": "the attack fooled the source",
-        "distance": "of the adversarial example from the image, in the threat's norm; NaN for survivors",
+        "distance": Fact(
+            "of the adversarial example from the image, in the threat's norm; NaN for survivors", "distance"
+        ),
         "prediction": "on what the attack returned",
         "before": "the prediction on the clean image",
         "forwards": "forward passes of the source spent on the image",

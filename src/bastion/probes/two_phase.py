@@ -18,7 +18,7 @@ from bastion.errors import BastionError
 from bastion.probes import probes
 from bastion.probes.adversarial import describe_attack
 from bastion.settings import AtLeastOne, Share, settings
-from bastion.types import Batch, Description, Probe
+from bastion.types import Batch, Description, Fact, Probe
 
 
 @probes.register("two-phase")
@@ -36,10 +36,10 @@ class TwoPhase(Probe):
     first: AtLeastOne = 2  # members that every example gets
 
     role = "attack"
-    facts: ClassVar[Mapping[str, str]] = {
-        "survived": "right on the clean image, and not fooled by the first members",
-        "sampled": "survived, and drawn for the other members",
-        "lost": "sampled, and fooled by the other members",
+    facts: ClassVar[Mapping[str, str | Fact]] = {
+        "survived": Fact("right on the clean image, and not fooled by the first members", "phase"),
+        "sampled": Fact("survived, and drawn for the other members", "phase"),
+        "lost": Fact("sampled, and fooled by the other members", "phase"),
         "fooled_by": "the number of the member that fooled it, -1 if none did",
         **journal.PASSES,
     }

@@ -21,7 +21,7 @@ from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measu
 from bastion.reporting.axes import is_one_corruption, is_variant, without
 from bastion.reporting.tables import CORRUPTIONS
 from bastion.run import PROVENANCE, Run
-from bastion.suite import CORRECT, FLIP_RATE, load_suite
+from bastion.suite import CORRECT, load_suite
 
 # `errors` are rates of which less is better, `other` is any other aggregate, such as a mean confidence or distance.
 Kind = Literal["clean", "attack", "worst", "corruption", "mean", "errors", "other", "study"]
@@ -218,8 +218,8 @@ def _is_part(
 def _case_key(case: MeasuredCase, seed: int) -> str:
     """Return a key that is equal for all models: of probe, threat, attack and variant of the data.
 
-    The name of a store hashes probe and seed, and also the variant of the data and the attack's version unless they are
-    the defaults. If they are not, the name is part of the key.
+    The name of a store hashes probe and seed, and also the variant of the data and the attack's revision unless they
+    are the defaults. If they are not, the name is part of the key.
     """
     plain = storage.fingerprint({case.kind: case.spec, "seed": seed}, digits=16)
     name = case.store.rpartition("/")[2]
@@ -250,7 +250,7 @@ def _of_aggregate(
 ) -> Column:
     members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
     roles = {cases[label].role for label in aggregate.members}
-    kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.column == FLIP_RATE else "other"
+    kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.kind_of_column == "error rate" else "other"
     if aggregate.is_accuracy:
         kind = "worst" if aggregate.kind == "worst" else "corruption" if roles == {"corruption"} else "mean"
     norms = dict.fromkeys(threat.norm for label in aggregate.members if (threat := cases[label].threat))

@@ -80,7 +80,7 @@ def _clean(row: Row, attacked: MeasuredCase) -> Estimate | None:
 
 def distance_cases(facts: Facts) -> list[MeasuredCase]:
     """Return the probes that search for the nearest adversarial example instead of one within a fixed eps."""
-    return [case for case in facts.with_role("attack") if "distance" in case.columns and CORRECT not in case.columns]
+    return [case for case in facts.with_role("attack") if case.minimal_distance]
 
 
 def norm_of(case: MeasuredCase) -> str:
@@ -88,7 +88,7 @@ def norm_of(case: MeasuredCase) -> str:
 
 
 def _from_distances(comparison: Comparison, case: MeasuredCase) -> CurveChart:
-    columns = [row.facts.columns[f"{case.label}/distance"] for row in comparison.rows]
+    columns = [row.facts.columns[f"{case.label}/{case.minimal_distance}"] for row in comparison.rows]
     finite = np.concatenate([column[np.isfinite(column)] for column in columns])
     radii = np.unique(np.append(finite, 0.0))
     if len(radii) > STEPS:
@@ -109,7 +109,7 @@ def distances(comparison: Comparison) -> dict[str, list[Distances]]:
 
 
 def _distances(row: Row, case: MeasuredCase) -> Distances:
-    column = row.facts.columns[f"{case.label}/distance"].astype(np.float64)
+    column = row.facts.columns[f"{case.label}/{case.minimal_distance}"].astype(np.float64)
     return Distances(
         name=row.name,
         mark=row.run.mark,

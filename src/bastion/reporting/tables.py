@@ -23,7 +23,7 @@ from bastion.run import Run
 from bastion.suite import CORRECT, written
 
 CORRUPTIONS = "mean over corruptions"
-SHOWN_ELSEWHERE = {CORRECT, "in_budget", "distance"}  # columns that other sections show
+SHOWN_ELSEWHERE = {CORRECT, "in_budget"}  # columns that other sections show; so are distances
 FEW = 3  # most radii of a security curve that are also in the chart of accuracies
 
 
@@ -169,8 +169,11 @@ class Comparison:
     def measures(self) -> dict[str, list[Estimate]]:
         """Return the other columns, which no section shows, by name: one estimate per row."""
         estimates = [row.facts.estimates() for row in self.rows]
-        names = [name for name in estimates[0] if name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
+        names = [name for name in estimates[0] if not self._is_shown_elsewhere(*name.rpartition("/")[::2])]
         return {name: [each[name] for each in estimates] for name in names}
+
+    def _is_shown_elsewhere(self, label: str, column: str) -> bool:
+        return column in SHOWN_ELSEWHERE or self.rows[0].facts.case(label).kind_of(column) == "distance"
 
     def meaning(self, name: str) -> str:
         """Return the probe's description of its column `LABEL/COLUMN`."""

@@ -34,7 +34,7 @@ class AttentionLipschitz(Study):
     images: AtLeastOne = 8
     scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of the tokens
 
-    version: ClassVar[int] = 2
+    revision: ClassVar[int] = 2
     facts: ClassVar[Mapping[str, str]] = {
         "block": "number of the block among the residual blocks, from 0; NaN if there is none",
         "measured": "largest singular value of attention's Jacobian, by image",

@@ -34,7 +34,7 @@ class Complexity(Study):
     batch: AtLeastOne = 16
     repeats: AtLeastOne = 5
 
-    version = 3
+    revision = 3
     facts: ClassVar[Mapping[str, str]] = {
         "parameters": "number of parameters",
         "macs": "multiply-accumulates of a forward pass on one image",

@@ -41,11 +41,11 @@ class LossStudy(Study):
             raise ValueError("the loss under attack needs both `threat` and `attack`")
 
     @property
-    def versions(self) -> tuple[int, ...]:
+    def revisions(self) -> tuple[int, ...]:
         if self.attack is None or self.threat is None:
             return ()
-        versions = self.attack.versions(self.threat.norm)
-        return versions if len(versions) > 1 else ()  # a single one is among the settings
+        revisions = self.attack.revisions(self.threat.norm)
+        return revisions if len(revisions) > 1 else ()  # a single one is among the settings
 
     def examples(self, model: nn.Module, data: DataSet) -> Batch:
         return first_examples(data, self.split, self.n, f"{self.name}.n").to(device_of(model))

@@ -13,7 +13,7 @@ from torch import nn
 from bastion.data import datasets
 from bastion.data.given import as_data
 from bastion.data.split import train_val_split
-from bastion.errors import BastionError
+from bastion.errors import BastionError, shown
 from bastion.models import Classifier
 from bastion.models.checkpoint import OWN
 from bastion.models.columns import num_outputs
@@ -21,6 +21,7 @@ from bastion.models.complexity import parameters
 from bastion.models.wrap import wrap
 from bastion.recipe import Recipe, load_recipe
 from bastion.recipe_files import Changes
+from bastion.settings_text import keys_of
 from bastion.types import DataSet, Objective
 
 Name = str | Mapping[str, Any]  # of a plug-in, perhaps with settings
@@ -80,6 +81,15 @@ def recipe_for(
         said["batch"] = min(Recipe.model_fields["batch"].default, max(len(own_data.train), 1))
     given = Given(own_model, own_data if isinstance(own_data, DataSet) else None)
     return load_recipe({} if recipe is None else recipe, changes, said), given
+
+
+def setting_of_the_recipe(name: str, value: object) -> str:
+    """Return how to change a setting of the recipe; empty if it has none of this name."""
+    paths = [(keys.path, each.name) for keys in keys_of(Recipe) for each in keys.settings if each.name == name]
+    having = [".".join(filter(None, path)) for path in paths if "[" not in path[0]]
+    if not having:
+        return ""
+    return f'{name} is a setting of the recipe: changes={{"{having[0]}": {shown(value)}}}'
 
 
 def _data(data: Any, model: Any) -> DataSet | dict[str, Any] | None:

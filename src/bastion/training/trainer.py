@@ -22,7 +22,7 @@ from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool, build_extra
-from bastion.errors import BastionError, Interrupted
+from bastion.errors import BastionError, Interrupted, explain_unknown
 from bastion.forward import check_gradient, in_mode, is_sharded, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
 from bastion.models.adapt import transfer
@@ -35,7 +35,7 @@ from bastion.signals import StopRequest, stoppable
 from bastion.training.build import NOTHING, build_model, build_objective, set_up_objective
 from bastion.training.checkpoints import restore_checkpoint, save_checkpoint
 from bastion.training.distributed import Processes, join_processes, launcher
-from bastion.training.given import Given, Name, recipe_for
+from bastion.training.given import Given, Name, recipe_for, setting_of_the_recipe
 from bastion.training.log import Log, note
 from bastion.training.loggers import loggers
 from bastion.training.loss import StepLoss, concatenated, mean_losses
@@ -47,6 +47,7 @@ from bastion.training.sync_batchnorm import convert_batchnorms
 from bastion.types import Batch, DataSet, Losses, Objective, Prepared, TrainingContext
 
 
+@explain_unknown(setting_of_the_recipe)
 def train(
     recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     *,

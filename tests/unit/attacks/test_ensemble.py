@@ -267,7 +267,7 @@ def test_members_are_called_what_the_field_calls_them(norm: Norm) -> None:
     own = Ensemble(members=(APGD(steps=5), APGD(loss="dlr", targets=3), APGD(loss="margin"), FAB(), FAB(targets=9)))
     assert names(own) == ["apgd-ce(steps=5)", "apgd-t(targets=3)", "apgd-margin", "fab", "fab-t"]
     assert names(APGD()) == []
-    assert Ensemble(members=(Stub({}), AutoAttack(), own)).versions(norm) == (1,) * (1 + 4 + 5)
+    assert Ensemble(members=(Stub({}), AutoAttack(), own)).revisions(norm) == (1,) * (1 + 4 + 5)
 
 
 def test_autoattack_is_its_ensemble(make_linear: MakeLinear) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
+from bastion import storage
+from bastion.errors import BastionError
+from bastion.forward import predict
 from bastion.measuring import table
-from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import mean
+from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.intervals import bounded_mean, mean
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measurement
+from bastion.measuring.runner import measure
+from bastion.models import Classifier
 from bastion.run import Run, environment
+from bastion.settings import settings
+from bastion.types import Batch, DataSet, Fact, Probe
 
 
 def facts_of(columns: dict[str, Any], **aggregates: MeasuredAggregate) -> Facts:
@@ -79,3 +88,80 @@ def test_aggregates_of_right_and_wrong_are_of_every_example() -> None:
     assert facts.aggregate_column("mean").tolist() == [1, 0.5, 0.5, 0]
     assert facts.aggregate_column("errors").tolist() == [0, 2, 0.5, 2.5]
     assert not table.left_out(facts)
+
+
+@settings
+class Logits(Probe):
+    """Its columns are called what other probes call theirs, and declare nothing."""
+
+    facts: ClassVar[Mapping[str, str | Fact]] = {"distance": "of the logits from 0", "confidence": "the largest logit"}
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        logits = predict(model, batch)
+        return {"distance": logits.norm(dim=1), "confidence": 10 * logits.amax(1)}
+
+
+@settings
+class Declared(Probe):
+    """Its columns have names of their own, and declare what they are."""
+
+    facts: ClassVar[Mapping[str, str | Fact]] = {
+        "radius": Fact("of the logits from 0", "distance"),
+        "sure": Fact("probability of the predicted class", "share"),
+        "right": Fact("probability of the label", "accuracy"),
+    }
+    role = "attack"
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        logits = predict(model, batch)
+        sure = logits.softmax(1)
+        return {"radius": logits.norm(dim=1), "sure": sure.amax(1), "right": sure[range(len(sure)), batch.y]}
+
+
+def measured(probe: Probe, columns: list[str], model: Classifier, data: DataSet, folder: Path) -> Facts:
+    aggregates = {f"mean {column}": {"mean": ["own"], "column": column} for column in columns}
+    return measure(model, data, {"probes": {"own": probe}, "aggregates": aggregates}, limit=16, folder=folder)
+
+
+def test_a_column_is_what_its_probe_declares_whatever_its_name(
+    tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path
+) -> None:
+    own = measured(Logits(), ["confidence"], tiny_model, tiny_data, tmp_path / "own")
+    assert own.aggregate("mean confidence") == mean(own.columns["own/confidence"])
+    assert "%" not in own.table() and "median distance" not in own.table()
+    with pytest.raises(BastionError, match="'own' has no minimal distances"):
+        own.curve("own", [0.1])
+
+    declared = measured(Declared(), ["sure", "right"], tiny_model, tiny_data, tmp_path / "declared")
+    assert declared.aggregate("mean sure") == bounded_mean(declared.columns["own/sure"].astype(float), 0.0, 1.0)
+    assert list(declared.accuracies()) == ["mean right"]
+    assert list(declared.errors()) == ["mean sure"]
+    radii = declared.columns["own/radius"]
+    assert f"median distance {np.median(radii):.4g}, 0 not fooled" in declared.table()
+    assert declared.curve("own", [1.0])[1.0].value == np.mean(radii > 1)
+    assert declared.case("own").meanings["sure"] == "probability of the predicted class"
+
+
+def test_a_declared_share_outside_of_0_and_1_is_refused(
+    tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path
+) -> None:
+    @settings
+    class Wrong(Logits):
+        facts: ClassVar[Mapping[str, str | Fact]] = {"confidence": Fact("the largest logit", "share")}
+
+    message = "probe 'own': 'confidence' is declared as share, but has values from .* a share lies between 0 and 1"
+    with pytest.raises(BastionError, match=message):
+        measured(Wrong(), ["confidence"], tiny_model, tiny_data, tmp_path)
+
+
+def test_measurements_from_before_probes_declared_columns_go_by_their_names(
+    tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path
+) -> None:
+    facts = measured(Logits(), ["confidence"], tiny_model, tiny_data, tmp_path)
+    (path,) = facts.run.measurements.iterdir()
+    content = storage.read_json(path)
+    del content["cases"][0]["kinds"], content["aggregates"]["mean confidence"]["column_kind"]
+    storage.write_json(path, content)
+    (old,) = read_measurements(facts.run)
+    assert old.aggregate("mean confidence") == bounded_mean(old.columns["own/confidence"].astype(float), 0.0, 1.0)
+    assert "median distance" in old.table()

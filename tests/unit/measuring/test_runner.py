@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bastion import BastionError, journal, storage, torchrun
 from bastion.attacks.apgd import APGD
+from bastion.attacks.ensemble import AutoAttack
 from bastion.attacks.fab import FAB
 from bastion.attacks.pgd import PGD
 from bastion.corruptions import corrupt
@@ -35,6 +36,7 @@ from bastion.measuring.runner import measure
 from bastion.measuring.worker import Task, Worker, on_device
 from bastion.models import Classifier, checkpoint
 from bastion.probes.accuracy import Accuracy
+from bastion.registry import canonical
 from bastion.run import open_run
 from bastion.suite import Suite
 from bastion.training.trainer import train
@@ -187,13 +189,13 @@ def test_defaults_and_other_names_of_an_attack_have_no_part_in_what_names_facts(
     assert measured == []
 
 
-def test_a_raised_version_is_measured_anew(ask: Any, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raised_revision_is_measured_anew(ask: Any, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ask(limit=16)
     measured.clear()
-    monkeypatch.setattr(Accuracy, "version", 2)
+    monkeypatch.setattr(Accuracy, "revision", 2)
     ask(limit=16)
     assert measured == [("clean", list(range(16)))]
-    monkeypatch.setattr(PGD, "version", 2, raising=False)
+    monkeypatch.setattr(PGD, "revision", 2)
     ask(limit=16)
     assert measured[1:] == [("pgd", list(range(16)))]
 
@@ -208,18 +210,49 @@ def test_a_raised_version_is_measured_anew(ask: Any, measured: list[Any], monkey
     ],
     ids=["minimal", "autoattack", "study of autoattack", "study of minimal"],
 )
-def test_facts_are_named_by_the_versions_of_all_attacks_that_an_attack_is_made_of(
+def test_facts_are_named_by_the_revisions_of_all_attacks_that_an_attack_is_made_of(
     suite: dict[str, Any], tiny_model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def name() -> str:
-        worker = make_plan(Request(tiny_model, tiny_data, suite), shuffle=False).worker
-        return worker.store(worker.cases[0]).name
-
-    names = [name()]
+    names = [store_name(suite, tiny_model, tiny_data)]
     for part in (FAB, APGD):
-        monkeypatch.setattr(part, "version", 2)
-        names.append(name())
+        monkeypatch.setattr(part, "revision", 2)
+        names.append(store_name(suite, tiny_model, tiny_data))
     assert len(set(names)) == 3
+
+
+def store_name(suite: dict[str, Any], model: Classifier, data: DataSet) -> str:
+    """Return the name of the facts of a suite's first case, without the model's and data's."""
+    worker = make_plan(Request(model, data, suite), shuffle=False).worker
+    return worker.store(worker.cases[0]).name.rpartition("/")[2]
+
+
+ATTACKED = {
+    "autoattack": "84ebda923b08dfec",
+    "autoattack:version=plus": "f48e2873a1b02c96",
+    "autoattack:version=rand": "952e065b8bf8969f",
+    "pgd": "aa1580c14c28a6f0",
+    "patch-pgd": "bfb891a4a7531120",
+    "minimal": "f02278cf8ab6ed27",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKED)
+def test_stored_facts_of_attacks_keep_their_names(attack: str, tiny_model: Classifier, tiny_data: DataSet) -> None:
+    probe = {"name": "adversarial", "threat": {"norm": "linf", "eps": "8/255"}, "attack": attack}
+    assert store_name({"probes": {"attacked": probe}}, tiny_model, tiny_data) == ATTACKED[attack]
+
+
+@pytest.mark.parametrize("version", ["standard", "plus", "rand"])
+def test_autoattack_is_measured_anew_when_its_revision_is_raised(
+    version: str, tiny_model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack = {"name": "autoattack", "version": version}
+    probe = {"name": "adversarial", "threat": {"norm": "linf", "eps": "8/255"}, "attack": attack}
+    before = store_name({"probes": {"attacked": probe}}, tiny_model, tiny_data)
+    monkeypatch.setattr(AutoAttack, "revision", 2)
+    assert store_name({"probes": {"attacked": probe}}, tiny_model, tiny_data) != before
+    spec = canonical(AutoAttack(version=version))
+    assert spec == {"name": "autoattack", "revision": 2} | ({} if version == "standard" else {"version": version})
 
 
 def test_a_suite_may_be_changed(ask: Any) -> None:
