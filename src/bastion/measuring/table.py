@@ -104,7 +104,7 @@ def _scalars(facts: Facts) -> dict[str, str]:
 
 def _notes(facts: Facts) -> list[str]:
     about = facts.about
-    texts = [stopped(facts), *left_out(facts), unreadable(about), mixture(about), adaptation(about)]
+    texts = [stopped(facts), *left_out(facts), *about.notes, unreadable(about), mixture(about), adaptation(about)]
     notes = [f"note: {text}" for text in texts if text]
     if facts.about.published:
         notes.append(f"paper: {facts.about.published}")
