@@ -201,6 +201,11 @@ def test_a_probe_that_a_worst_case_needs_cannot_be_left_out_alone_and_the_messag
     assert load_suite("tang2022", ["probes.autoattack=null", "aggregates.worst-case=null"]).paper
 
 
+def test_corruptions_may_be_stored_as_jpeg_as_imagenet_c_was() -> None:
+    corrupted = load_suite("corruptions", "probes.corrupted.data.jpeg85=true").cases()[1:]
+    assert len(corrupted) == 75 and all(case.data["jpeg85"] is True for case in corrupted)
+
+
 def test_an_imagenette_c_is_made_as_imagenet_c_was() -> None:
     corrupted = [case for case in load_suite("imagenette-c").cases() if case.base == "corrupted"]
     assert len(corrupted) == 75 and all(case.data["jpeg85"] for case in corrupted)
