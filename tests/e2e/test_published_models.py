@@ -180,11 +180,11 @@ def test_attacks_end_between_what_is_verified_and_what_pgd_reached(n: int) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(not (LITE0.is_file() and PHOTOS.is_dir()), reason=f"no {LITE0}, or no pictures in {PHOTOS}")
 def test_a_real_imagenet_model_is_as_accurate_as_published_and_pgd_takes_that_away() -> None:
-    """EfficientNet-Lite0 has 75 % on all of ImageNet's validation images; 200 give it to three standard deviations."""
+    """EfficientNet-Lite0 has 75 % on all of ImageNet's validation images; 100 give it to three standard deviations."""
     spec = {"name": "timm/tf_efficientnet_lite0"}
     model = import_file(LITE0, spec, normalize="half", match="order").model
     data = datasets.build({"name": "imagenet-val", "root": str(PHOTOS)})
-    batch = data.test.batch(range(0, 1000, 5))  # one picture of every fifth class
+    batch = data.test.batch(range(0, 1000, 10))  # one picture of every tenth class
     assert accuracy(model, batch) == pytest.approx(0.75, abs=3 * (0.75 * 0.25 / len(batch.x)) ** 0.5)
-    pgd: dict[str, object] = {"name": "pgd", "steps": 20, "rel_step": 0.1}
-    assert robust(model, batch, pgd, Threat("linf", 1 / 255), 40) <= 0.1
+    pgd: dict[str, object] = {"name": "pgd", "steps": 10, "rel_step": 0.2}
+    assert robust(model, batch, pgd, Threat("linf", 1 / 255), 16) <= 2 / 16
