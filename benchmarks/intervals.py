@@ -4,7 +4,8 @@
 
 Measures a split of 10,000 examples of known accuracy in random order, looking after every 100. Prints how often the
 accuracy of the split was inside the interval at every look, and where a measurement stopped that stops as soon as the
-interval is narrow enough. Then the sample that the second phase of an attack needs.
+interval is narrow enough. Then the sample that the second phase of an attack needs,
+for 10,000 images as a number and for fewer as a share of the survivors.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ def main() -> None:
     for survivors in (1000, 3000, 5000, 7000):
         sizes = [sample_size(survivors, POPULATION, lost_share=share) for share in LOST]
         print(f"| {survivors:,} | " + " | ".join(f"{size:,}" for size in sizes) + " |")
+    print("\n| images, half of which survive | " + " | ".join(f"{share:.1%} lost" for share in LOST) + " |")
+    print("|---" * (1 + len(LOST)) + "|")
+    for n in (1000, 2000, 5000, 10_000):
+        shares = [sample_size(n // 2, n, lost_share=share) / (n // 2) for share in LOST]
+        print(f"| {n:,} | " + " | ".join(f"{share:.2f}" for share in shares) + " |")
 
 
 if __name__ == "__main__":

@@ -271,6 +271,10 @@ def measure(
     how |= {"changes": changes, "split": split, "seed": seed, "folder": run, "limit": limit, "budget": budget}
     how["device"] = device
     how["keep"] = "all" if export else int(keep) if keep.isdecimal() else keep
+    if shard and until is not None:
+        raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
+    if shard and export:
+        raise BastionError("measure: --export writes the examples of all shards; give it without --shard, after them")
     if shard is None:
         facts = measure_model(model, data, wanted, until=until, **how)
         if os.environ.get("RANK", "0") == "0":  # only the first process prints
@@ -281,8 +285,6 @@ def measure(
                 facts.export(export)
                 stdout.print(f"adversarial examples: {export}", soft_wrap=True, markup=False)
         return
-    if until is not None:
-        raise BastionError("measure: --until looks at all examples, --shard at some of them; use one of the two")
     stdout.print(str(measure_shard(model, data, wanted, shard=shard, **how)), soft_wrap=True, markup=False)
 
 

@@ -20,13 +20,14 @@ import functools
 import itertools
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import MinLen
+from annotated_types import Gt, MinLen
 from pydantic import BeforeValidator, Field, model_validator
 
 from bastion.errors import BastionError, printable
@@ -74,6 +75,7 @@ class Axis(Section):
         BeforeValidator(_with_factors, json_schema_input_type=str | list[str] | dict[str, float]),
     ]  # data.KEY, probes.LABEL.KEY, probes.LABEL.data.KEY or studies.LABEL.KEY; several with factors: {PATH: FACTOR}
     to: Annotated[tuple[Any, ...], MinLen(1), _one_or_several(Any)]  # the values, one or a list
+    image_size: Annotated[int, Gt(0)] | None = None  # side of the images that the values are for
 
     @model_validator(mode="after")
     def _paths(self) -> Axis:
@@ -102,6 +104,7 @@ class Aggregate(Section):
     errors: dict[str, float] = Field(default_factory=dict)  # a weighted sum of error rates, as mCE is
     sum: dict[str, float] = Field(default_factory=dict)  # a weighted sum of a column, as mFR is of flip rates
     column: str = CORRECT  # that `mean` and `sum` are of
+    only_for: tuple[str, ...] = ()  # data sets; on others it is left out, and a note says so. Empty: any
 
     @model_validator(mode="after")
     def _one(self) -> Aggregate:
@@ -146,6 +149,7 @@ class Case:
 class Suite(Section):
     about: str = ""  # its first line is what `bastion list suites` says
     paper: str | tuple[str, ...] = ()  # whose protocol it is: their recipes have published numbers by its labels
+    paper_data: tuple[str, ...] = ()  # data sets that the published numbers are of. Empty: those of the recipes
     adapt_size: bool = False  # fit the model to variants of another size: position embeddings are interpolated
     axes: dict[str, Axis] = Field(default_factory=dict)  # settings that take several values, by a name for `--set`
     data: dict[str, Any] = Field(default_factory=dict)  # changes to the settings of the data set that is measured on
@@ -195,7 +199,11 @@ class Suite(Section):
         for name in names:
             named = [case.label for case in probes if case.is_named(name)]
             if not named:
-                raise ValueError(f"aggregates.{aggregate}: no probe '{name}' in this suite")
+                way_out = shlex.quote(f"aggregates.{aggregate}=null")
+                raise ValueError(
+                    f"aggregates.{aggregate}: no probe '{name}' in this suite; name another one, or leave the "
+                    f"aggregate out too: --set {way_out}"
+                )
             if weighted and (twice := [label for label in named if label in named_by]):
                 raise ValueError(
                     f"aggregates.{aggregate}: '{named_by[twice[0]]}' and '{name}' both name '{twice[0]}', which has "
@@ -203,6 +211,10 @@ class Suite(Section):
                 )
             named_by |= dict.fromkeys(named, name)
         return {label: names[name] for label, name in named_by.items()}
+
+    def aggregates_on(self, data: str) -> dict[str, Aggregate]:
+        """Return the aggregates that are for this data set."""
+        return {name: each for name, each in self.aggregates.items() if not each.only_for or data in each.only_for}
 
     def resolved(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True)
@@ -262,16 +274,16 @@ def written(value: Any) -> str:
 def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> Suite:
     """Load a suite by its shipped name (`demo`), its file, its content, or the name of its only probe or study.
 
-    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis; aggregates that name
-    others are left out, and weighted ones, such as mCE, unless they are of as many variants as before.
-    `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change, and with fewer values of an
-    axis, it is no longer the paper's protocol.
+    A change such as `eps=4/255` whose key is the name of an axis sets the values of the axis, for images of any size.
+    Aggregates that name others are left out, and weighted ones, such as mCE, unless they are of as many variants
+    as before. `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change, and with fewer
+    values of an axis, it is no longer the paper's protocol.
     """
     wanted, where = parse_changes(changes, Suite), "suite" if isinstance(name, Mapping) else name
 
     def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
         axes = content.get("axes") or {}
-        to_axes = {key: {"to": value} for key, value in wanted.items() if key in axes}
+        to_axes = {key: {"to": value, "image_size": None} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
         if unknown := sorted(rest.keys() - Suite.model_fields.keys()):
             raise BastionError(

@@ -224,6 +224,12 @@ def test_the_default_number_of_steps_is_that_of_the_networks(bastion: Bastion) -
     assert f"[default: {fit.STEPS}]" in bastion("data", "deepaugment", "--help").stdout
 
 
+@pytest.mark.parametrize("option", [("--export", "adv.npz"), ("--until", "0.1")])
+def test_a_shard_has_not_all_examples(bastion: Bastion, option: tuple[str, str]) -> None:
+    result = bastion("measure", "zoo/cifar10-linf-resnet", "--shard", "1/1", "--limit", "2", *option)
+    assert result.code == 1 and f"measure: {option[0]}" in result.stderr and "--shard" in result.stderr
+
+
 def test_attacks_are_named_on_the_command_line_and_eps_may_be_several(bastion: Bastion, tmp_path: Path) -> None:
     asked = ["measure", "zoo/cifar10-linf-vit", "--limit", "4", "--workers", "1", "--run", str(tmp_path / "run")]
     result = bastion(*asked, "--attack", "fgsm", "--norm", "l2", "--eps", "0.1", "--eps", "1/2", "--keep", "all")

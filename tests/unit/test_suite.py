@@ -185,6 +185,33 @@ def test_mce_over_fewer_severities_or_types_is_left_out(change: str) -> None:
     assert load_suite("imagenet-c", change).aggregates.keys() == {"mean corruption accuracy"}
 
 
+def test_a_number_relative_to_alexnets_is_for_the_data_that_alexnet_was_measured_on() -> None:
+    plain = {"mean corruption accuracy"}
+    weighted = {"mCE", "relative mCE", "mCE without noise"}
+    assert load_suite("imagenet-c").aggregates_on("imagenet-c").keys() == plain | weighted
+    assert load_suite("imagenet-c").aggregates_on("imagenet").keys() == plain
+    for name in ("imagenet", "imagenet-val"):
+        assert "mFR" in load_suite("imagenet-p").aggregates_on(name)
+    assert load_suite("imagenet-p").aggregates_on("cifar10").keys() == load_suite("perturbations").aggregates.keys()
+
+
+def test_a_probe_that_a_worst_case_needs_cannot_be_left_out_alone_and_the_message_says_how() -> None:
+    with pytest.raises(BastionError, match=r"no probe 'autoattack' .*too: --set aggregates\.worst-case=null"):
+        load_suite("tang2022", "probes.autoattack=null")
+    assert load_suite("tang2022", ["probes.autoattack=null", "aggregates.worst-case=null"]).paper
+
+
+def test_corruptions_may_be_stored_as_jpeg_as_imagenet_c_was() -> None:
+    corrupted = load_suite("corruptions", "probes.corrupted.data.jpeg85=true").cases()[1:]
+    assert len(corrupted) == 75 and all(case.data["jpeg85"] is True for case in corrupted)
+
+
+def test_an_imagenette_c_is_made_as_imagenet_c_was() -> None:
+    corrupted = [case for case in load_suite("imagenette-c").cases() if case.base == "corrupted"]
+    assert len(corrupted) == 75 and all(case.data["jpeg85"] for case in corrupted)
+    assert not load_suite("imagenette-c").paper  # its images are other ones
+
+
 def test_a_weighted_sum_over_as_many_variants_is_kept() -> None:
     assert "mCE" in load_suite("imagenet-c", "severity=[5, 4, 3, 2, 1]").aggregates
     assert load_suite("imagenet-p", "perturbation=[tilt, snow]").aggregates.keys() == {

@@ -69,15 +69,20 @@ def corrupt(
     values = lookup(parameters or for_size(*x.shape[-2:]), name, severity)
     if name in ("frost", "frost_proc"):
         values = (photographs(textures) if name == "frost" else drawn(), *values)
-    step, corrupted = max(1, _AT_ONCE // max(1, x[:1].numel())), torch.empty_like(x)
+    step, corrupted, images = max(1, _AT_ONCE // max(1, x[:1].numel())), torch.empty_like(x), at_least_float32(x)
     for start in range(0, len(x), step):
         draws = Draws(index[start : start + step], seed, f"{name}/{severity}")
-        made = _FUNCTIONS[name](x[start : start + step], draws, *values)
+        made = _FUNCTIONS[name](images[start : start + step], draws, *values)
         if name not in _EIGHT_BITS:
             made = made.clamp(0, 1)
             made = eight_bits(made, rounded=name == "motion_blur") if truncate else made
         corrupted[start : start + step] = digital.jpeg(made, _JPEG85) if jpeg85 else made
     return corrupted
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The images in float32 if in half precision, which holds neither 8-bit levels nor positions of pixels."""
+    return x.float() if x.element_size() < 4 else x
 
 
 def eight_bits(x: Tensor, *, rounded: bool) -> Tensor:

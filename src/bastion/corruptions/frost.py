@@ -20,7 +20,15 @@ from bastion.corruptions.weather import luma
 from bastion.errors import BastionError
 
 FOLDER = "BASTION_FROST"
-_FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # frost6.jpg exists and is never used
+# With their sizes; frost6.jpg exists and is never used.
+_PHOTOGRAPHS = {
+    "frost1.png": (900, 600),
+    "frost2.png": (560, 315),
+    "frost3.png": (560, 315),
+    "frost4.jpg": (527, 350),
+    "frost5.jpg": (660, 495),
+}
+_FILES = tuple(_PHOTOGRAPHS)
 # Mean and standard deviation of red, green and blue in the photographs, of which 2 and 3 are the same.
 _COLOURS = (
     ((78, 149, 166), (27, 17, 15)),
@@ -71,6 +79,7 @@ def photographs(folder: str | Path | None) -> tuple[Tensor, ...]:
 def photographs_digest(folder: str | Path | None) -> str:
     """SHA-256 of the files of the photographs."""
     where = _folder(folder)
+    _read(where)  # other pictures are refused before anything is measured
     return hashlib.sha256(b"".join(hashlib.sha256(_content(where / name)).digest() for name in _FILES)).hexdigest()
 
 
@@ -97,13 +106,19 @@ def _content(path: Path) -> bytes:
 @lru_cache(maxsize=2)
 def _read(folder: Path) -> tuple[Tensor, ...]:
     textures = []
-    for name in _FILES:
+    for name, size in _PHOTOGRAPHS.items():
         _content(folder / name)
         try:
             with Image.open(folder / name) as picture:
                 pixels = np.array(picture.convert("RGB"))
         except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
             raise BastionError(f"{folder / name}: not a readable picture ({error}); get it again") from error
+        found = pixels.shape[1::-1]
+        if found != size:
+            raise BastionError(
+                f"{folder / name}: not the photograph of the ImageNet-C code: it has {found[0]} x {found[1]} pixels, "
+                f"expected {size[0]} x {size[1]}; use that, or `frost_proc`, which needs no files"
+            )
         textures.append(torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
     return tuple(textures)
 

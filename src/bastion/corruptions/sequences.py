@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bastion.corruptions import noise, warp
-from bastion.corruptions.apply import check_images, eight_bits
+from bastion.corruptions.apply import at_least_float32, check_images, eight_bits
 from bastion.corruptions.blur import move
 from bastion.corruptions.draws import Draws
 from bastion.corruptions.filters import enlarge, gaussian
@@ -95,8 +95,8 @@ def frames(
         raise BastionError(f"parameters: expected one of {', '.join(get_args(ParameterSet))}, got '{parameters}'")
     check_images(x, index, "frames")
     values = _PARAMETERS[parameters or for_size(*x.shape[-2:])][name]
-    made = _GENERATORS[name](x.detach(), Draws(index, seed, f"{name}/sequence"), *values)
-    return (eight_bits(frame.clamp(0, 1), rounded=name in _ROUNDED) for frame in made)
+    made = _GENERATORS[name](at_least_float32(x.detach()), Draws(index, seed, f"{name}/sequence"), *values)
+    return (eight_bits(frame.clamp(0, 1), rounded=name in _ROUNDED).to(x.dtype) for frame in made)
 
 
 def compares_with_first(name: str) -> bool:

@@ -132,6 +132,7 @@ class Measurement(_Part):
     cases: tuple[MeasuredCase, ...]
     aggregates: dict[str, MeasuredAggregate] = {}
     published: Published | None = None
+    notes: tuple[str, ...] = ()  # on what the suite has that is not for these data
     origins: tuple[dict[str, Any], ...] = ()  # several if versions, devices or machines are mixed
     parameters: int | None = None  # of the model; None: measured before they were counted
     category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it

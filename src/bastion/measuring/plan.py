@@ -66,6 +66,8 @@ class Plan:
     run: Run
     identity: Identity
     worker: Worker
+    unchanged: Suite  # as its file has it
+    data: DataSet  # with the changes that the suite makes for all probes
     split: Split
     order: Column  # positions of the examples, as they are measured
     tally: Tally
@@ -75,7 +77,7 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
     """Check the request, create the run and look up what is stored. Nothing is written before all checks."""
     _check_request(request)
     source = _source(request.model)
-    suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite, request.changes)
+    suite, unchanged = _suites(request)
     devices = _devices(source, request.device)
     network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
     built: dict[str, DataSet] = {}
@@ -115,7 +117,8 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
     storage.remove_leftovers(run.folder)
     convert(run)
     worker.job = replace(job, folder=identity.folder(run))
-    return Plan(request, name, run, identity, worker, base.split(request.split), order, _tally(worker, order))
+    split, tally = base.split(request.split), _tally(worker, base, order)
+    return Plan(request, name, run, identity, worker, unchanged, base, split, order, tally)
 
 
 def _check_request(request: Request) -> None:
@@ -129,11 +132,20 @@ def _check_request(request: Request) -> None:
         raise BastionError("measure: `changes` are not for a Suite object; pass its name, a file or a mapping")
 
 
-def _tally(worker: Worker, order: Column) -> Tally:
+def _suites(request: Request) -> tuple[Suite, Suite]:
+    """Return the suite, and as it is without changes if it is a paper's."""
+    if isinstance(request.suite, Suite):
+        return request.suite, request.suite
+    suite = load_suite(request.suite, request.changes)
+    return suite, load_suite(request.suite) if suite.paper else suite
+
+
+def _tally(worker: Worker, data: DataSet, order: Column) -> Tally:
     """Count what is stored already."""
     labels = [case.label for case in worker.cases if case.kind == "probes"]
     suite = worker.job.suite
-    worst = {name: suite.members(name).keys() for name, each in suite.aggregates.items() if each.kind == "worst"}
+    aggregates = suite.aggregates_on(data.name)
+    worst = {name: suite.members(name).keys() for name, each in aggregates.items() if each.kind == "worst"}
     tally = Tally(order, labels, worst)
     for case in worker.cases:
         if case.kind == "probes":

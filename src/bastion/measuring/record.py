@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -17,8 +17,8 @@ from bastion.measuring.worker import Worker
 from bastion.models.complexity import parameters
 from bastion.registry import canonical
 from bastion.run import environment
-from bastion.suite import CORRECT, SHARES, Aggregate, Case, FactKind
-from bastion.types import Description, Probe, Study, Tapped, fact_kinds
+from bastion.suite import CORRECT, SHARES, Aggregate, Case, FactKind, Suite, written
+from bastion.types import DataSet, Description, Probe, Study, Tapped, fact_kinds
 
 
 def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
@@ -44,13 +44,33 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         n=n,
         population=population,
         cases=tuple(cases),
-        aggregates={name: _aggregate(each, suite.members(name), cases) for name, each in suite.aggregates.items()},
-        published=published(plan.run.recipe(), suite, cases, plan.identity.data),
+        aggregates={
+            name: _aggregate(each, suite.members(name), cases)
+            for name, each in suite.aggregates_on(plan.data.name).items()
+        },
+        published=published(plan.run.recipe(), suite, plan.unchanged, cases, plan.data, plan.request.split),
+        notes=tuple(_notes(suite, plan.data)),
         origins=tuple(origins),
         seconds=seconds,
         skipped=data.skipped,
         preprocessing=data.preprocessing,
     )
+
+
+def _notes(suite: Suite, data: DataSet) -> Iterator[str]:
+    """Yield what is not for these data: aggregates that are left out, values of axes for images of another size."""
+    omitted = [name for name in suite.aggregates if name not in suite.aggregates_on(data.name)]
+    if omitted:
+        names = sorted({name for each in omitted for name in suite.aggregates[each].only_for})
+        yield f"left out: {', '.join(omitted)} (only for {' or '.join(names)})"
+    side = max(data.shape[1:])
+    for name, axis in suite.axes.items():
+        if axis.image_size not in (None, side):
+            values = ", ".join(map(written, axis.to))
+            yield (
+                f"{name} = {values} is for images of {axis.image_size} pixels, and these have {side}; give another "
+                f"value with --set {name}=…"
+            )
 
 
 def _case(worker: Worker, case: Case, built: Probe | Study, n: int) -> MeasuredCase:

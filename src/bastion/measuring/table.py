@@ -11,10 +11,12 @@ import numpy as np
 
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import NORMS, PHASES, MeasuredThreat, adaptation, mixture, unreadable
-from bastion.measuring.sampling import TwoPhase
+from bastion.measuring.sampling import TwoPhase, sample_size
 
 if TYPE_CHECKING:
     from bastion.measuring.facts import Facts
+
+WIDTH = 0.005  # of a two-phase estimate: half a point
 
 
 def table(facts: Facts) -> str:
@@ -103,7 +105,15 @@ def _scalars(facts: Facts) -> dict[str, str]:
 
 def _notes(facts: Facts) -> list[str]:
     about = facts.about
-    texts = [stopped(facts), *left_out(facts), unreadable(about), mixture(about), adaptation(about)]
+    texts = [
+        stopped(facts),
+        *left_out(facts),
+        *small_samples(facts),
+        *about.notes,
+        unreadable(about),
+        mixture(about),
+        adaptation(about),
+    ]
     notes = [f"note: {text}" for text in texts if text]
     if facts.about.published:
         notes.append(f"paper: {facts.about.published}")
@@ -121,6 +131,19 @@ def left_out(facts: Facts) -> list[str]:
         for name, count in counts.items()
         if count
     ]
+
+
+def small_samples(facts: Facts) -> Iterator[str]:
+    """Yield a note for each two-phase estimate whose sample of survivors leaves it uncertain by more than WIDTH."""
+    for label, phased in facts.two_phases().items():
+        width = phased.high - phased.low
+        if width > WIDTH:
+            survived, sampled, lost = (int(facts.columns[f"{label}/{name}"].sum()) for name in PHASES)
+            needed = sample_size(survived, phased.n, width=WIDTH, lost_share=lost / sampled if sampled else 0.0)
+            yield (
+                f"{label}: {100 * width:.2f} points wide because a sample of the survivors was attacked; a share of "
+                f"{math.ceil(100 * needed / survived) / 100:g} of them makes it {100 * WIDTH:g} points"
+            )
 
 
 def stopped(facts: Facts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from torch.nn import functional as F
 
 from bastion.corruptions import COMMON, EXTRA, NAMES, SEVERITIES, corrupt
 from bastion.corruptions.draws import Draws
-from bastion.corruptions.frost import _COLOURS, drawn
+from bastion.corruptions.frost import _COLOURS, _PHOTOGRAPHS, drawn
 from bastion.corruptions.parameters import for_size, lookup
 from bastion.corruptions.poisson import _probabilities, _tables
 from bastion.corruptions.spatter import canny, distance_to
+from bastion.data import datasets
 from bastion.errors import BastionError
 
 DIFFERENTIABLE = (
@@ -43,10 +45,10 @@ def grey(count: int = 1, level: float = 128, side: int = 32) -> Tensor:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six pictures under the names of the photographs, each of one grey level."""
+    """Six pictures of the names and sizes of the photographs, each of one grey level."""
     folder = tmp_path_factory.mktemp("frost")
-    for number in range(1, 7):
-        pixels = np.full((400, 500, 3), 20 * number, dtype=np.uint8)
+    for number, (width, height) in enumerate([*_PHOTOGRAPHS.values(), (485, 323)], 1):
+        pixels = np.full((height, width, 3), 20 * number, dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"frost{number}.{'png' if number < 4 else 'jpg'}", quality=100)
     return folder
 
@@ -86,6 +88,13 @@ def test_double_precision_stays(name: str) -> None:
     made = corrupt(x.double(), name, 2, index=index)
     assert made.dtype == torch.float64
     assert ((made - corrupt(x, name, 2, index=index)).abs() > 0.5 / 255).float().mean() < 0.02  # at the edge of a level
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_that_of_the_images_alone(name: str, half: torch.dtype) -> None:
+    x, index = pictures(1).to(half), torch.zeros(1, dtype=torch.long)
+    assert torch.equal(corrupt(x, name, 5, index=index), corrupt(x.float(), name, 5, index=index).to(half))
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -229,6 +238,14 @@ def test_frost_without_its_photographs_names_the_way_out(tmp_path: Path, monkeyp
         (tmp_path / f"frost{number}.{'png' if number < 4 else 'jpg'}").write_text("no picture")
     with pytest.raises(BastionError, match=r"frost1\.png: not a readable picture"):
         corrupt(pictures(1), "frost", 1, index=torch.zeros(1, dtype=torch.long), textures=tmp_path)
+
+
+def test_other_pictures_than_the_photographs_of_frost_are_refused(photographs: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(photographs, tmp_path / "frost")
+    noise = np.random.default_rng(0).integers(0, 256, (500, 400, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "frost3.png")
+    with pytest.raises(BastionError, match=r"frost3\.png: not the photograph .* 400 x 500 pixels, expected 560 x 315"):
+        datasets.build({"name": "cifar10-mini", "corruption": "frost", "severity": 1, "textures": str(folder)})
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

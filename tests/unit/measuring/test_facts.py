@@ -75,6 +75,19 @@ def test_in_one_line_and_in_a_notebook_numbers_have_intervals_and_two_phase_esti
     assert row in facts._repr_html_()
 
 
+def test_a_sample_of_survivors_that_is_too_small_is_told_with_the_share_that_would_do() -> None:
+    """300 of 1,000 survive and nothing is lost: 30 % of them leave 0.8 points open, 45 % half a point."""
+    example = np.arange(1000)
+
+    def told(sampled: int) -> str:
+        phases = {"survived": example < 300, "sampled": example < sampled, "lost": example < 0}
+        return facts_of({f"aa/{name}": column for name, column in phases.items()}).table()
+
+    note = "note: aa: 0.80 points wide because a sample of the survivors was attacked; a share of 0.45 of them makes it"
+    assert note in told(90)
+    assert "note" not in told(135)
+
+
 def test_aggregates_of_right_and_wrong_are_of_every_example() -> None:
     columns = {"a/correct": [True, True, False, False], "b/correct": [True, False, True, False]}
     weights = {"a": 0.5, "b": 2.0}

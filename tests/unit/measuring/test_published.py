@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from bastion.data.known import outline
 from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.measurement import MeasuredCase, MeasuredThreat
+from bastion.measuring.published import published
 from bastion.measuring.runner import measure
+from bastion.measuring.worker import build_case
 from bastion.models import Classifier
-from bastion.recipe import Recipe
+from bastion.recipe import Recipe, load_recipe
 from bastion.run import create_run, open_run
-from bastion.types import DataSet
+from bastion.suite import Case, load_suite
+from bastion.types import DataSet, Probe
 
 EXPECT = {"clean": 0.7876, "pgd": 0.46, "worst": 0.29, "hours": 33, "source": "Table 1 of A. and B. 2022"}
 SUITE: dict[str, Any] = {
@@ -80,3 +85,78 @@ def test_nothing_is_printed_beside_what_cannot_be_compared(
 ) -> None:
     facts = ask(expect, **options)
     assert facts.about.published is None and "paper " not in facts.table()
+
+
+def _measured(case: Case) -> MeasuredCase:
+    built = build_case(case)
+    threat = built.describe().threat if isinstance(built, Probe) else None
+    return MeasuredCase(
+        label=case.label,
+        kind=case.kind,
+        role="attack",
+        store="",
+        n=1,
+        spec={},
+        at=case.at,
+        threat=MeasuredThreat(norm=threat.norm, eps=threat.eps) if threat else None,
+        columns=(),
+    )
+
+
+def _shown(recipe: str, suite: str, data: str, changes: str = "", known_as: str = "") -> dict[str, float]:
+    """The paper's numbers beside a run of this recipe that is measured on a data set of the size of `known_as`."""
+    changed, images = load_suite(suite, changes or ()), replace(outline({"name": known_as or data}), name=data)
+    cases = [_measured(case) for case in changed.cases()]
+    found = published(load_recipe(recipe).resolved(), changed, load_suite(suite), cases, images, "test")
+    return found.numbers if found else {}
+
+
+def test_the_radii_of_tang_et_al_are_of_one_data_set_each() -> None:
+    assert _shown("generalization/vit", "tang2022", "cifar10")["worst-case"] == 0.2924
+    assert not _shown("generalization/vit", "tang2022-imagenette", "cifar10")
+    assert not _shown("generalization/imagenette-vit", "tang2022", "imagenette")
+    assert _shown("generalization/imagenette-vit", "tang2022-imagenette", "imagenette") == {"clean": 0.7401}
+    assert _shown("generalization/vit", "tang2022", "cifar10", "eps2=0.5").keys() == {
+        *("clean", "pgd-20-linf", "autoattack", "pgd-20-l1")
+    }
+
+
+def test_a_model_trained_without_an_attack_has_the_papers_radii() -> None:
+    assert _shown("cauchy/vit-s1", "wang2022", "cifar10").keys() >= {"fgsm", "pgd-7-linf"}
+    for change in ("eps2=0.05", "eps2=2"):
+        assert "pgd-7-l2" not in _shown("cauchy/vit-s1", "wang2022", "cifar10", change)  # 2 is of 224 pixels
+    assert "pgd-7-l2" in _shown("cauchy/vit-s1", "wang2022", "cifar10", known_as="imagenette")
+
+
+def test_a_model_trained_at_another_radius_than_the_suites_is_measured_at_that() -> None:
+    recipe = "convstem/vit-s-convstem-eps8"
+    assert _shown(recipe, "singh2023", "imagenet") == {"clean": 0.675}
+    assert _shown(recipe, "singh2023", "imagenet", "eps=8/255") == {"clean": 0.675, "autoattack": 0.282}
+    assert _shown(recipe, "singh2023", "imagenet", "eps=2/255") == {"clean": 0.675}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "suite", "plain", "files", "label"),
+    [
+        ("generalization/vit", "cifar10-c", "cifar10", "cifar10-c", "mean corruption accuracy"),
+        ("rspc/rvt-s", "imagenet-c", "imagenet", "imagenet-c", "mCE"),
+    ],
+)
+def test_numbers_of_the_published_corruptions_are_not_beside_others(
+    recipe: str, suite: str, plain: str, files: str, label: str
+) -> None:
+    assert not _shown(recipe, suite, plain)
+    assert _shown(recipe, suite, files, known_as=plain).keys() >= {"clean", label}
+
+
+def test_photos_of_imagenet_by_another_name_are_imagenets() -> None:
+    numbers = _shown("xcit/s12", "debenedetti2022", "imagenet")
+    assert numbers and numbers == _shown("xcit/s12", "debenedetti2022", "imagenet-val", known_as="imagenet")
+    assert not _shown("xcit/s12", "debenedetti2022", "imagenet-val", known_as="imagenet-100")  # fewer classes
+
+
+def test_accuracy_on_a_natural_shift_has_a_number_of_its_own() -> None:
+    of_paper = load_recipe("rspc/rvt-s").resolved()["expect"]
+    assert _shown("rspc/rvt-s", "natural", "imagenet-a", known_as="imagenet-100") == {"clean": of_paper["imagenet-a"]}
+    assert not _shown("xcit/s12", "debenedetti2022", "imagenet-a", known_as="imagenet-100")
+    assert not _shown("rspc/rvt-s", "natural", "imagenet-r", known_as="imagenet-100")

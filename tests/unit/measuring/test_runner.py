@@ -272,6 +272,26 @@ def test_a_curve_is_an_axis(ask: Any) -> None:
     assert accuracies[0] == accuracies[1] >= accuracies[2] >= accuracies[3]
 
 
+def test_an_aggregate_for_other_data_is_left_out_with_a_note(ask: Any, tiny_data: DataSet) -> None:
+    weighted = {"errors": {"clean": 2.0}, "only_for": ["imagenet-c"]}
+    suite = {"probes": {"clean": "accuracy"}, "aggregates": {"mCE": weighted}}
+    facts = ask(suite=suite, limit=8)
+    assert not facts.errors() and not facts.about.aggregates
+    assert "note: left out: mCE (only for imagenet-c)" in facts.table()
+    kept = ask(suite=suite, data=dataclasses.replace(tiny_data, name="imagenet-c"), limit=8)
+    assert kept.errors().keys() == {"mCE"} and not kept.about.notes
+
+
+def test_a_value_for_images_of_another_size_is_told(ask: Any) -> None:
+    pgd = {"name": "adversarial", "threat": {"norm": "l2"}, "attack": "fgsm"}
+    axis = {"set": "probes.pgd.threat.eps", "to": 8, "image_size": 224}
+    suite = {"axes": {"radius": axis}, "probes": {"pgd": pgd}}
+    note = "note: radius = 8 is for images of 224 pixels, and these have 8; give another value with --set radius=…"
+    assert note in ask(suite=suite, limit=8).table()
+    assert not ask(suite=suite, limit=8, changes="radius=0.2").about.notes  # whoever gives a value knows the images
+    assert not ask(suite={**suite, "axes": {"radius": {**axis, "image_size": 8}}}, limit=8).about.notes
+
+
 def test_other_images_under_the_same_name_are_measured_anew(ask: Any, tiny_data: DataSet, measured: list[Any]) -> None:
     ask(limit=16)
     measured.clear()
