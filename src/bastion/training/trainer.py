@@ -22,6 +22,7 @@ from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool, build_extra
+from bastion.data.split import limited
 from bastion.errors import BastionError, Interrupted
 from bastion.forward import check_gradient, in_mode, is_sharded, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
@@ -42,7 +43,7 @@ from bastion.training.loss import StepLoss, concatenated, mean_losses
 from bastion.training.optim import make_optimizer
 from bastion.training.perturb import perturbed, quiet_norms
 from bastion.training.schedules import set_rate
-from bastion.training.selection import Selection, limited
+from bastion.training.selection import Selection
 from bastion.training.sync_batchnorm import convert_batchnorms
 from bastion.types import Batch, DataSet, Losses, Objective, Prepared, TrainingContext
 

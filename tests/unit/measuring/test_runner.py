@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,33 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
 
     monkeypatch.setattr(Worker, "__call__", noted)
     return batches
+
+
+def test_facts_of_a_study_are_of_the_images_that_it_reads(
+    ask: Any, measured: list[tuple[str, list[int]]], tiny_data: DataSet
+) -> None:
+    """As of a folder, whose fingerprint is of paths and sizes."""
+    train: Any = tiny_data.train
+    four = {"name": "rademacher", "images": 4}
+    suite = {"studies": {"four": four, "test": four | {"split": "test"}}}
+    ask(suite=suite)
+    measured.clear()
+    for changed, expected in ((5, []), (3, ["four"])):
+        images = train._images.copy()
+        images[changed] ^= 1
+        ask(suite=suite, data=replace(tiny_data, train=ArraySplit(images, train._labels, train.index)))
+        assert sorted({label for label, _ in measured}) == expected
+
+
+def test_facts_of_a_study_are_of_the_parameters_that_are_trained(
+    ask: Any, measured: list[tuple[str, list[int]]], tiny_model: Classifier
+) -> None:
+    suite = {"probes": {"clean": "accuracy"}, "studies": {"loss": {"name": "landscape", "n": 4, "points": 3}}}
+    ask(suite=suite)
+    measured.clear()
+    tiny_model.network[0].requires_grad_(False)
+    ask(suite=suite)
+    assert {label for label, _ in measured} == {"loss"}
 
 
 def test_probes_share_their_positions(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
