@@ -45,7 +45,9 @@ from bastion.training.perturb import perturbed, quiet_norms
 from bastion.training.schedules import set_rate
 from bastion.training.selection import Selection
 from bastion.training.sync_batchnorm import convert_batchnorms
-from bastion.types import Batch, DataSet, Losses, Objective, Prepared, TrainingContext
+from bastion.types import Batch, DataSet, Losses, Objective, Prepared, Split, TrainingContext
+
+HASHED = 10_000  # images of a split, so that those of other trainings are noticed
 
 
 def train(
@@ -103,6 +105,14 @@ def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
         storage.write_text(run.launched, started_by)
 
 
+def _digest(splits: Iterable[Split]) -> str:
+    """Hash the first images of each split, as the fingerprint of a folder is of paths and sizes only.
+
+    The order of a folder's images is random, so these are a sample; all of ImageNet would be 140 GB to read.
+    """
+    return storage.fingerprint([limited(split, HASHED).digest() for split in splits])
+
+
 class Trainer:
     """The parts of a training run, and the loop."""
 
@@ -144,6 +154,7 @@ class Trainer:
         self.identity = {  # a checkpoint must have the same to be resumed
             "recipe": recipe.hash(),
             "data": "+".join(each.fingerprint for each in (self.data, *extra)),
+            "images": _digest([*self.pool.splits, self.selection.splits["val"]]),
             "steps_per_epoch": self.steps_per_epoch,
         }
         self.loggers = [loggers.build(spec.plain(), f"loggers.{number}") for number, spec in enumerate(recipe.loggers)]
