@@ -217,7 +217,7 @@ def canonical(thing: Any) -> Any:
     """Return the settings as a spec without defaults, which names the facts of a probe.
 
     So a setting that is added later changes no name. `version` stands for the code, if it is not 1; code from outside
-    of bastion is identified by a hash of its text.
+    of bastion is identified by a hash of its text; what that uses, `measuring.describe_model` adds.
     """
     if isinstance(thing, list | tuple):
         return [canonical(each) for each in thing]

@@ -1,4 +1,5 @@
-"""What a model is besides its weights: classes, attributes, hooks, and what its code uses, as values of JSON."""
+"""What a model is besides its weights, and a plug-in besides its settings: classes, attributes, hooks, and what code
+uses, as values of JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import sysconfig
 import types
 import uuid
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +27,9 @@ from torch import Tensor, nn
 
 from bastion import storage
 from bastion.models import checkpoint
-from bastion.registry import defaults, module_name, source_text
+from bastion.registry import Registry, defaults, module_name, source_text
 from bastion.run import version
+from bastion.types import Attack, Probe, Study
 
 # Attributes of nn.Module itself; parameters and buffers are in the weights, modules are described one by one.
 _OWN = set(vars(nn.Module()))
@@ -50,6 +53,31 @@ def library_versions(model: nn.Module) -> dict[str, str]:
     """Return the versions of the libraries that the classes of its modules are from."""
     installed = {type(module).__module__.partition(".")[0] for module in model.modules() if _is_installed(type(module))}
     return {name: version(name) for name in sorted(installed)}
+
+
+def describe_plugins(built: Any) -> dict[str, Any]:
+    """Describe, of a plug-in and of those among its settings, what their code uses besides its text; of installed ones
+    the version."""
+    described: dict[str, Any] = {}
+    for kind in sorted({type(each) for each in _with_settings(built)}, key=_name):
+        top = kind.__module__.partition(".")[0]
+        if not _is_installed(kind):
+            described[_name(kind)] = Description(strict=False).uses(kind)
+        elif top != "bastion" and issubclass(kind, Attack | Probe | Study):
+            described[_name(kind)] = [version(name) for name in metadata.packages_distributions().get(top, [])]
+    return {name: used for name, used in described.items() if used}
+
+
+def _with_settings(thing: Any) -> Iterator[Any]:
+    """Yield an object and the values of its settings, at any depth."""
+    yield thing
+    inner: Iterable[Any] = thing if isinstance(thing, list | tuple) else ()
+    if isinstance(thing, Mapping):
+        inner = thing.values()
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        inner = [getattr(thing, each.name) for each in dataclasses.fields(thing)]
+    for each in inner:
+        yield from _with_settings(each)
 
 
 def same_modules(ours: Mapping[str, Any], theirs: Mapping[str, Any], upgraded: Collection[str]) -> bool:
@@ -88,9 +116,12 @@ class Description:
     itself.
     """
 
-    def __init__(self, known: Iterable[Any] = (), called: Iterable[str] = _FORWARD) -> None:
-        """`known`: what is described elsewhere; `called`: names of the methods that forward passes call."""
-        self._called = called
+    def __init__(self, known: Iterable[Any] = (), called: Iterable[str] = _FORWARD, *, strict: bool = True) -> None:
+        """`known`: what is described elsewhere; `called`: names of the methods that forward passes call.
+
+        Strict: what cannot be compared, such as a lock, equals nothing. Else it equals others of its class.
+        """
+        self._called, self._strict = called, strict
         self._seen = {id(each): each for each in known}  # holds them, as the id of what is gone is given anew
         self._read: set[tuple[int, str]] = set()  # names of a Python module that are described
 
@@ -254,7 +285,9 @@ class Description:
         return {"holds": self.value([make, arguments, state, *map(list, filter(None, items))])}
 
     def _unknown(self, value: Any) -> dict[str, Any]:
-        """Describe what cannot be compared: it equals nothing, so facts are measured anew."""
+        """Describe what cannot be compared."""
+        if not self._strict:
+            return {"unknown": type(value).__qualname__}
         warnings.warn(
             f"measure: the model holds a {type(value).__qualname__}, which cannot be compared: stored facts of this "
             "model are not used, and all is measured anew",
@@ -374,7 +407,7 @@ def _hash(text: str) -> str:
 def _is_installed_code(value: Any) -> bool:
     if isinstance(value, type | types.FunctionType):
         return _is_installed(value)
-    return isinstance(value, types.BuiltinFunctionType)
+    return isinstance(value, types.BuiltinFunctionType | Registry)
 
 
 def _is_installed(code: Any) -> bool:

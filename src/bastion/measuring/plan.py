@@ -116,6 +116,7 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
     storage.remove_leftovers(run.folder)
     convert(run)
     worker.job = replace(job, folder=identity.folder(run))
+    worker.job = replace(worker.job, names=worker.names)
     return Plan(request, name, run, identity, worker, base.split(request.split), order, _tally(worker, order))
 
 

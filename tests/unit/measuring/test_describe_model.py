@@ -11,6 +11,7 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ from tests import shifted
 from tests.shifted import Shifted
 from torch import Tensor, nn
 
+from bastion.attacks.pgd import PGD
 from bastion.forward import Function
+from bastion.measuring.describe_model import describe_plugins
 from bastion.measuring.identity import Identity, identify
 from bastion.models import Classifier
 from bastion.models.classifier import Blocks
-from bastion.types import DataSet
+from bastion.probes.adversarial import Adversarial
+from bastion.threat import Threat
+from bastion.types import Attack, Batch, DataSet
 
 
 @pytest.fixture
@@ -476,3 +481,25 @@ class Calling(Shifted):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.encoder.encode(x))
+
+
+class Stepping(Attack):
+    """An attack of one's own."""
+
+    def __call__(self, model: nn.Module, batch: Batch, threat: Threat, *, seed: int) -> Tensor:
+        return _clipped(batch.x)
+
+
+def test_code_that_plug_ins_use_names_their_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Adversarial(threat=Threat("linf", 0.1), attack=Stepping())
+    before = describe_plugins(probe)
+    assert describe_plugins(probe) == before
+    monkeypatch.setitem(globals(), "LIMIT", 0.98)
+    assert describe_plugins(probe) != before
+    assert describe_plugins(Adversarial(threat=Threat("linf", 0.1), attack=PGD())) == {}  # versions tell
+
+
+def test_the_version_of_an_installed_plug_in_names_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stepping, "__module__", "pytest.attacks")
+    monkeypatch.setitem(sys.modules, "pytest.attacks", pytest)
+    assert describe_plugins([Stepping()]) == {"pytest.attacks.Stepping": [metadata.version("pytest")]}

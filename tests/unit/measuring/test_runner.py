@@ -39,7 +39,7 @@ from bastion.probes.accuracy import Accuracy
 from bastion.run import open_run
 from bastion.suite import Suite
 from bastion.training.trainer import train
-from bastion.types import Batch, DataSet
+from bastion.types import Batch, DataSet, Probe
 
 SUITE = Suite.model_validate(
     {
@@ -121,6 +121,29 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
 
     monkeypatch.setattr(Worker, "__call__", noted)
     return batches
+
+
+OFFSET = 0.0
+
+
+class Offset(Probe):
+    """A probe of one's own, whose code uses a global of its file."""
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        return {"offset": torch.full((len(batch.x),), OFFSET)}
+
+
+def test_facts_of_a_plug_in_are_of_the_code_that_it_uses(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = {"probes": {"own": Offset()}}
+    assert ask(suite=suite).columns["own/offset"].max() == 0
+    monkeypatch.setitem(globals(), "OFFSET", 1.0)
+    assert ask(suite=suite).columns["own/offset"].min() == 1
+
+
+def test_a_plug_in_that_is_another_in_a_worker_process_is_refused(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "OFFSET", 1.0)  # here only
+    with pytest.raises(BastionError, match="a plug-in uses other code or other values in a worker process"):
+        ask(suite={"probes": {"own": Offset()}}, workers=2)
 
 
 def test_facts_of_a_study_are_of_the_images_that_it_reads(
