@@ -413,8 +413,10 @@ def _is_installed_code(value: Any) -> bool:
 def _is_installed(code: Any) -> bool:
     """Whether a class, function or Python module is bastion's or a library's."""
     name = module_name(code)
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name.partition(".")[0] in _BUILT_IN or (file is not None and _is_in_site_packages(file))
+    top = name.partition(".")[0]
+    files = (getattr(sys.modules.get(each), "__file__", None) for each in (name, top))  # parts of torch._C have none
+    file = next(filter(None, files), None)
+    return top in _BUILT_IN or (file is not None and _is_in_site_packages(file))
 
 
 @functools.cache

@@ -501,5 +501,4 @@ def test_code_that_plug_ins_use_names_their_facts(monkeypatch: pytest.MonkeyPatc
 
 def test_the_version_of_an_installed_plug_in_names_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stepping, "__module__", "pytest.attacks")
-    monkeypatch.setitem(sys.modules, "pytest.attacks", pytest)
     assert describe_plugins([Stepping()]) == {"pytest.attacks.Stepping": [metadata.version("pytest")]}
