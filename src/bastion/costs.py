@@ -27,6 +27,7 @@ from bastion.data import datasets
 from bastion.data.known import SIZES, outline
 from bastion.data.loader import batch_layout
 from bastion.data.pool import Pool
+from bastion.data.split import limited
 from bastion.errors import BastionError
 from bastion.forward import predict
 from bastion.models import Classifier, checkpoint, complexity, models
@@ -37,7 +38,6 @@ from bastion.run import Run
 from bastion.training.build import build_model, build_objective, set_up_objective, validation_threat
 from bastion.training.distributed import Processes
 from bastion.training.objectives import objectives
-from bastion.training.selection import limited
 from bastion.training.trainer import Trainer
 from bastion.types import Batch, DataSet, TrainingContext
 

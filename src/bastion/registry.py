@@ -217,7 +217,7 @@ def canonical(thing: Any) -> Any:
     """Return the settings as a spec without defaults, which names the facts of a probe.
 
     So a setting that is added later changes no name. The revision stands for the code, if it is not 1; code from
-    outside of bastion is identified by a hash of its text.
+    outside of bastion is identified by a hash of its text; what that uses, `measuring.describe_model` adds.
     """
     if isinstance(thing, list | tuple):
         return [canonical(each) for each in thing]
@@ -227,11 +227,13 @@ def canonical(thing: Any) -> Any:
         return thing if isinstance(thing, str | int | float | bool | None) else _code(type(thing)) | {"is": repr(thing)}
     name = getattr(type(thing), PLUGIN, None)
     spec: dict[str, Any] = {"name": name} if name else {}
+    usual = defaults(type(thing))
     for each in dataclasses.fields(thing):
-        value, made = getattr(thing, each.name), each.default_factory
-        usual = each.default if made is dataclasses.MISSING else made()
+        value = getattr(thing, each.name)
         named = canonical(value)
-        if value != usual or (isinstance(named, dict) and named.keys() & {"text", "version", "revision"}):
+        if value != usual.get(each.name, dataclasses.MISSING) or (
+            isinstance(named, dict) and named.keys() & {"text", "version", "revision"}
+        ):
             spec[each.name] = named
     return spec | _code(type(thing)) | _revision(thing)
 
@@ -243,6 +245,17 @@ def _revision(thing: Any) -> dict[str, int]:
     return {key: revision} if isinstance(revision, int) and revision != 1 else {}
 
 
+def defaults(kind: type) -> dict[str, Any]:
+    """Return the fields of a dataclass that have a default."""
+    found = {}
+    for each in dataclasses.fields(kind):
+        if each.default is not dataclasses.MISSING:
+            found[each.name] = each.default
+        elif each.default_factory is not dataclasses.MISSING:
+            found[each.name] = each.default_factory()
+    return found
+
+
 def _code(kind: type) -> dict[str, str]:
     """Return a hash of code that is not bastion's own, as it has no version number."""
     if kind.__module__.startswith("bastion."):
@@ -250,16 +263,28 @@ def _code(kind: type) -> dict[str, str]:
     return {"class": kind.__qualname__, "text": hashlib.sha256(source_text(kind).encode()).hexdigest()[:16]}
 
 
-def source_text(kind: Any) -> str:
-    """Return the source of the module of a class or function; in a script, which workers re-import, only its own."""
-    module = sys.modules.get(kind.__module__)
-    script = kind.__module__ in ("__main__", "__mp_main__")
+def source_text(code: Any) -> str:
+    """Return the source of a Python module, or of that of a class or function; in a script, which workers re-import,
+    only that of the class or function."""
+    module = sys.modules.get(module_name(code))
+    script = module_name(code) in ("__main__", "__mp_main__")
     try:
-        return inspect.getsource(module if module and not script else kind)
+        # The code of a function, as the source of a decorated one is that of what it decorates.
+        return inspect.getsource(module if module and not script else getattr(code, "__code__", code))
     except (OSError, TypeError):  # typed into a console: use the bytecode
-        functions = [kind, *vars(kind).values()] if isinstance(kind, type) else [kind]
+        functions = [code, *vars(code).values()] if isinstance(code, type) else [code]
         codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
         return repr([(code.co_name, code.co_code, code.co_consts, code.co_names) for code in codes])
+
+
+def module_name(code: Any) -> str:
+    """Return the name of the Python module that a class or function is written in; of a Python module, its own.
+
+    That of a decorated function is where the decorator is, though `functools.wraps` gives it another `__module__`.
+    """
+    if isinstance(code, types.ModuleType):
+        return code.__name__
+    return str(code.__globals__.get("__name__") if isinstance(code, types.FunctionType) else code.__module__)
 
 
 def import_file(path: Path, name: str) -> types.ModuleType:

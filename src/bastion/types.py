@@ -322,6 +322,11 @@ class Study:
         """Revisions that its facts depend on besides those of its settings."""
         return ()
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        """How many images it reads of which splits, the first ones; None: all. Facts are of their contents."""
+        return {"train": None, "val": None, "test": None}
+
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return 1
 

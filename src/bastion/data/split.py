@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bastion import rng
+from bastion.types import Split
 
 _PERCENT = 10
 _MOST = 100  # per class: 1,000 images are enough to select a CIFAR-10 model, the others are better used for training
@@ -28,3 +29,8 @@ def train_val_split(labels: Tensor) -> tuple[Tensor, Tensor]:
 def held_out(members: int) -> int:
     """Return how many of a class's images are for validation."""
     return min(-(-members * _PERCENT // 100), _MOST, members - 1)
+
+
+def limited(split: Split, limit: int | None) -> Split:
+    """Return the first so many images of a split; None: all."""
+    return split if limit is None or limit >= len(split) else split.subset(range(limit))

@@ -172,7 +172,13 @@ def _make_worker(job: Job, device: str) -> Worker:
             "measure: a worker process has another model or other data: changed on the disk meanwhile, or not the same "
             "after pickling; measure again, or with workers=1"
         )
-    return Worker(job, model, built)
+    worker = Worker(job, model, built)
+    if worker.names != job.names:
+        raise BastionError(
+            "measure: a plug-in uses other code or other values in a worker process, such as globals that were set "
+            "after importing it, or files that were edited meanwhile; measure again, or with workers=1"
+        )
+    return worker
 
 
 def _work(task: Task) -> tuple[Column | None, float]:
@@ -280,7 +286,7 @@ class Launched:
         if (theirs := self._store.get(name).decode()) != value:
             raise BastionError(
                 f"measure: process {self.rank} has another {name} than process 0 ({value} and {theirs}): another "
-                "model, other data, or another version of them"
+                "model, other data or plug-ins, or another version of them"
             )
 
     def run(self, worker: Worker, tasks: Sequence[Task], work: Work) -> None:

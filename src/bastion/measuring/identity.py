@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bastion import forward, rng, storage
 from bastion.errors import BastionError
 from bastion.forward import device_of, frozen, in_mode, input_gradient
-from bastion.measuring.describe_model import describe_modules, same_modules
+from bastion.measuring.describe_model import describe_modules, library_versions, same_modules, without_defaults
 from bastion.models import checkpoint
 from bastion.run import Run
 from bastion.types import DataSet
@@ -39,9 +39,11 @@ class Identity:
     modules: dict[str, dict[str, Any]]  # by their path: class and attributes
     logits: list[list[float]]
     slopes: list[list[float]]
+    versions: dict[str, str] = field(default_factory=dict)  # of the libraries of its modules; older identities: none
 
     def matches(self, other: Identity) -> bool:
-        return self.acts_as(other) and same_modules(self.modules, other.modules)
+        upgraded = {name for name, version in self.versions.items() if other.versions.get(name) != version}
+        return self.acts_as(other) and same_modules(self.modules, other.modules, upgraded)
 
     def acts_as(self, other: Identity) -> bool:
         """Whether weights and data are equal and logits agree: required of a copy in another process."""
@@ -70,7 +72,8 @@ class Identity:
 
 def read_identity(folder: Path) -> Identity:
     try:
-        return Identity(**storage.read_json(folder / FILE))
+        identity = Identity(**storage.read_json(folder / FILE))
+        return identity if identity.versions else replace(identity, modules=without_defaults(identity.modules))
     except TypeError as error:
         raise BastionError(f"{folder / FILE}: not an identity of facts; remove {folder} and measure again") from error
 
@@ -86,6 +89,7 @@ def identify(model: nn.Module, data: DataSet, split: str) -> Identity:
         modules=modules,
         logits=logits.tolist(),
         slopes=slopes.tolist(),
+        versions=library_versions(model),
     )
 
 

@@ -117,6 +117,7 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
     storage.remove_leftovers(run.folder)
     convert(run)
     worker.job = replace(job, folder=identity.folder(run))
+    worker.job = replace(worker.job, names=worker.names)
     split, tally = base.split(request.split), _tally(worker, base, order)
     return Plan(request, name, run, identity, worker, unchanged, base, split, order, tally)
 

@@ -96,6 +96,7 @@ def measure(
             plan = make_plan(request, shuffle=shuffle, until=until, launched=launched)
         if launched:
             launched.check_same("identity", plan.worker.job.folder.name)
+            launched.check_same("suite", storage.fingerprint(plan.worker.names))
         limits = Limits(plan.tally, batch_size, until=until, budget=budget)
         done, seconds = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
         with launched.main_first("measured") if launched else nullcontext():

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from bastion import rng, storage
 from bastion.acceleration import Accelerated, accelerate
 from bastion.data import datasets
+from bastion.data.split import limited
 from bastion.errors import BastionError
 from bastion.forward import device_of, in_mode, known_mistake
+from bastion.measuring.describe_model import describe_plugins
 from bastion.measuring.store import ORIGIN, PICTURE, POSITION, Column, FactStore
 from bastion.models import Classifier
 from bastion.models.adapt import resized
@@ -62,6 +64,7 @@ class Job:
     all_pictures: bool  # whether those that stored facts lack are made
     devices: tuple[str, ...]  # assigned to workers in turn
     acceleration: bool
+    names: tuple[str, ...] = ()  # of the cases' stores
 
 
 class Worker:
@@ -128,7 +131,24 @@ class Worker:
         if data_key(case.data) != data_key(self.job.suite.data):
             data = self.data(case)
             named["data"] = [data.fingerprint, data.split(self.job.split).digest()]
+        if uses := describe_plugins(built):
+            named["uses"] = uses
+        if isinstance(built, Study):
+            named |= self._studied(built, self.data(case))
         return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
+
+    def _studied(self, study: Study, data: DataSet) -> dict[str, Any]:
+        """Return what facts of a study depend on that those of probes do not: images of other splits, and which
+        parameters are not trained."""
+        others = {name: count for name, count in study.reads.items() if name != self.job.split}
+        digests = {name: limited(data.split(name), count).digest() for name, count in others.items()}
+        fixed = sorted(name for name, each in self._network.named_parameters() if not each.requires_grad)
+        return {name: value for name, value in {"reads": digests, "fixed": fixed}.items() if value}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the cases' stores."""
+        return tuple(store.name for store in self._stores)
 
     def parts(self, case: Case) -> int:
         """Return the number of parts of a study, 0 for a probe."""

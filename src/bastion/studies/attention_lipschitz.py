@@ -48,6 +48,10 @@ class AttentionLipschitz(Study):
         "scaled_bound": "upper bound for tokens of norm at most `reached` times the scale",
     }
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {"test": self.images}
+
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return len(_attentions(model))
 

@@ -44,6 +44,10 @@ class Complexity(Study):
         "memory": "peak bytes per image of a forward and backward pass to the weights, without the weights themselves",
     }
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {}
+
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         x = rng.uniform(seed, torch.arange(self.batch), "complexity", data.shape).to(device_of(model))
         weights = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -47,6 +47,10 @@ class FeatureVisualisation(Study):
         "image": "the image at the end, in bytes",
     }
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {"test": len(self.units) or FIRST} if self.start == "image" else {}
+
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return len(self._units(model, data))
 

@@ -55,6 +55,10 @@ class Rademacher(Study):
         "upper": "R + ε·d^(1-1/p)/√n",
     }
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {self.split: self.images}
+
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return len(self._sides(data))
 

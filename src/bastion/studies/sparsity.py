@@ -36,6 +36,10 @@ class Sparsity(Study):
         "histogram": "weights in each of 200 bins from -largest to largest, by kind",
     }
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {}
+
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         found = weights(model)
         largest = max(weight.tensor.abs().max().item() for weight in found)

@@ -47,6 +47,10 @@ class WeightNorms(Study):
         "norm_21": "sum of the l2 norms of the rows, by weight",
     }
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {"train": self.images}
+
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
         found, n = weights(model), len(data.train)
         gamma = self._gamma(model, data)

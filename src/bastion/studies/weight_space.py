@@ -47,6 +47,10 @@ class LossStudy(Study):
         revisions = self.attack.revisions(self.threat.norm)
         return revisions if len(revisions) > 1 else ()  # a single one is among the settings
 
+    @property
+    def reads(self) -> Mapping[str, int | None]:
+        return {self.split: self.n}
+
     def examples(self, model: nn.Module, data: DataSet) -> Batch:
         return first_examples(data, self.split, self.n, f"{self.name}.n").to(device_of(model))
 

@@ -73,8 +73,9 @@ def restore_checkpoint(trainer: Trainer) -> bool:
     if path is None:
         return False
     state = read_state(path)
-    if state["of"] != trainer.identity:
-        why = "; ".join(differences(state["of"], trainer.identity))
+    known = {"images": trainer.identity["images"], **state["of"]}  # older checkpoints do not tell of the images
+    if known != trainer.identity:
+        why = "; ".join(differences(known, trainer.identity))
         raise BastionError(f"{path}: is of other data or another recipe ({why}); use another --run")
     if trainer.sharded:
         states = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}

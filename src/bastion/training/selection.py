@@ -11,6 +11,7 @@ from torch import Tensor
 from bastion.acceleration import accelerate
 from bastion.attacks import attacks
 from bastion.attacks.judge import judge
+from bastion.data.split import limited
 from bastion.errors import BastionError
 from bastion.forward import in_mode, misclassified, predict
 from bastion.models import Classifier, checkpoint
@@ -148,7 +149,3 @@ def _loaded(folder: Path, like: Classifier) -> Classifier:
     """A stored model; a network of the user's own can only be had by copying one."""
     own = like.spec is not None and like.spec.get("name") == checkpoint.OWN
     return checkpoint.load(folder, copy.deepcopy(like.network) if own else None)
-
-
-def limited(split: Split, limit: int | None) -> Split:
-    return split if limit is None or limit >= len(split) else split.subset(range(limit))

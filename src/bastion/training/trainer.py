@@ -22,6 +22,7 @@ from bastion.data import datasets
 from bastion.data.augment import TrainingTransform, mixing
 from bastion.data.loader import batch_layout, training_batches
 from bastion.data.pool import Pool, build_extra
+from bastion.data.split import limited
 from bastion.errors import BastionError, Interrupted, explain_unknown
 from bastion.forward import check_gradient, in_mode, is_sharded, misclassified, single_image_gradients
 from bastion.models import Classifier, checkpoint
@@ -42,9 +43,11 @@ from bastion.training.loss import StepLoss, concatenated, mean_losses
 from bastion.training.optim import make_optimizer
 from bastion.training.perturb import perturbed, quiet_norms
 from bastion.training.schedules import set_rate
-from bastion.training.selection import Selection, limited
+from bastion.training.selection import Selection
 from bastion.training.sync_batchnorm import convert_batchnorms
-from bastion.types import Batch, DataSet, Losses, Objective, Prepared, TrainingContext
+from bastion.types import Batch, DataSet, Losses, Objective, Prepared, Split, TrainingContext
+
+HASHED = 10_000  # images of a split, so that those of other trainings are noticed
 
 
 @explain_unknown(setting_of_the_recipe)
@@ -103,6 +106,14 @@ def _claim(run: Run, recipe: Recipe, resume: bool, stack: ExitStack) -> None:
         storage.write_text(run.launched, started_by)
 
 
+def _digest(splits: Iterable[Split]) -> str:
+    """Hash the first images of each split, as the fingerprint of a folder is of paths and sizes only.
+
+    The order of a folder's images is random, so these are a sample; all of ImageNet would be 140 GB to read.
+    """
+    return storage.fingerprint([limited(split, HASHED).digest() for split in splits])
+
+
 class Trainer:
     """The parts of a training run, and the loop."""
 
@@ -144,6 +155,7 @@ class Trainer:
         self.identity = {  # a checkpoint must have the same to be resumed
             "recipe": recipe.hash(),
             "data": "+".join(each.fingerprint for each in (self.data, *extra)),
+            "images": _digest([*self.pool.splits, self.selection.splits["val"]]),
             "steps_per_epoch": self.steps_per_epoch,
         }
         self.loggers = [loggers.build(spec.plain(), f"loggers.{number}") for number, spec in enumerate(recipe.loggers)]

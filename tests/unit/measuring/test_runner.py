@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from bastion.registry import canonical
 from bastion.run import open_run
 from bastion.suite import Suite
 from bastion.training.trainer import train
-from bastion.types import Batch, DataSet
+from bastion.types import Batch, DataSet, Probe
 
 SUITE = Suite.model_validate(
     {
@@ -122,6 +123,56 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
 
     monkeypatch.setattr(Worker, "__call__", noted)
     return batches
+
+
+OFFSET = 0.0
+
+
+class Offset(Probe):
+    """A probe of one's own, whose code uses a global of its file."""
+
+    def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+        return {"offset": torch.full((len(batch.x),), OFFSET)}
+
+
+def test_facts_of_a_plug_in_are_of_the_code_that_it_uses(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = {"probes": {"own": Offset()}}
+    assert ask(suite=suite).columns["own/offset"].max() == 0
+    monkeypatch.setitem(globals(), "OFFSET", 1.0)
+    assert ask(suite=suite).columns["own/offset"].min() == 1
+
+
+def test_a_plug_in_that_is_another_in_a_worker_process_is_refused(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "OFFSET", 1.0)  # here only
+    with pytest.raises(BastionError, match="a plug-in uses other code or other values in a worker process"):
+        ask(suite={"probes": {"own": Offset()}}, workers=2)
+
+
+def test_facts_of_a_study_are_of_the_images_that_it_reads(
+    ask: Any, measured: list[tuple[str, list[int]]], tiny_data: DataSet
+) -> None:
+    """As of a folder, whose fingerprint is of paths and sizes."""
+    train: Any = tiny_data.train
+    four = {"name": "rademacher", "images": 4}
+    suite = {"studies": {"four": four, "test": four | {"split": "test"}}}
+    ask(suite=suite)
+    measured.clear()
+    for changed, expected in ((5, []), (3, ["four"])):
+        images = train._images.copy()
+        images[changed] ^= 1
+        ask(suite=suite, data=replace(tiny_data, train=ArraySplit(images, train._labels, train.index)))
+        assert sorted({label for label, _ in measured}) == expected
+
+
+def test_facts_of_a_study_are_of_the_parameters_that_are_trained(
+    ask: Any, measured: list[tuple[str, list[int]]], tiny_model: Classifier
+) -> None:
+    suite = {"probes": {"clean": "accuracy"}, "studies": {"loss": {"name": "landscape", "n": 4, "points": 3}}}
+    ask(suite=suite)
+    measured.clear()
+    tiny_model.network[0].requires_grad_(False)
+    ask(suite=suite)
+    assert {label for label, _ in measured} == {"loss"}
 
 
 def test_probes_share_their_positions(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

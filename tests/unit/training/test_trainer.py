@@ -19,6 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tests.conftest import ADVERSARIAL, QUICK
 
 from bastion import BastionError, load, storage
+from bastion.data.arrays import ArraySplit
 from bastion.errors import Interrupted
 from bastion.models import checkpoint
 from bastion.recipe import load_recipe
@@ -213,6 +214,29 @@ def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     last.write_bytes(content)
     resumed = _train(tmp_path / "run", resume=True)
     assert "resumed at step 3" in [r.get("message") for r in resumed.history()]
+
+
+def test_other_images_under_the_same_fingerprint_are_refused_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_data: DataSet
+) -> None:
+    """As of a folder, whose fingerprint is of paths and sizes."""
+    changes = ("model={name: resnet/micro, widths: [4, 8], depths: [1, 1]}", "batch=16", "schedule.epochs=1")
+    monkeypatch.setattr(trainer.datasets, "build", lambda *_: tiny_data)
+    run = _train(tmp_path / "run", *changes, base=QUICK[:1])
+    for name in ("train", "val"):
+        split: Any = tiny_data.split(name)
+        images = split._images.copy()
+        images[split.index[-1]] ^= 1
+        other = dataclasses.replace(tiny_data, **{name: ArraySplit(images, split._labels, split.index)})  # type: ignore[arg-type]
+        monkeypatch.setattr(trainer.datasets, "build", lambda *_, other=other: other)
+        with pytest.raises(BastionError, match="is of other data or another recipe .images: '"):
+            _train(run.folder, *changes, base=QUICK[:1], resume=True)
+    path = checkpoints.newest(run)
+    assert path is not None
+    state = checkpoints.read_state(path)
+    del state["of"]["images"]  # as in checkpoints of bastion 0.1.0
+    checkpoints.write_state(path, state)
+    _train(run.folder, *changes, base=QUICK[:1], resume=True)
 
 
 def test_other_data_under_the_same_recipe_are_refused_on_resume(
