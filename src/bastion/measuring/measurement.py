@@ -53,7 +53,7 @@ class MeasuredCase(_Part):
         return {*PHASES} <= {*self.columns}
 
     @property
-    def mark(self) -> str:
+    def qualifier(self) -> str:
         """`two-phase estimate` if it is one and the label does not say so, else empty."""
         return TWO_PHASE if self.is_two_phase and "two-phase" not in self.label else ""
 

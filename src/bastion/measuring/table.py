@@ -137,13 +137,13 @@ def stopped(facts: Facts) -> str:
 
 def numbers(facts: Facts) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, threat, value and interval of each number; the name says if it is a two-phase estimate."""
-    marks = {case.label: f" ({case.mark})" for case in facts.about.cases if case.mark}
+    qualifiers = {case.label: f" ({case.qualifier})" for case in facts.about.cases if case.qualifier}
     for label, e in facts.numbers().items():
         aggregate = facts.about.aggregates.get(label)
         value, interval = f"{100 * e.value:.2f} %", f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
         if aggregate and aggregate.bounds is None:  # no share, such as a distance
             value, interval = f"{e.value:.4g}", f"[{e.low:.4g}, {e.high:.4g}]"
-        yield f"{label}{marks.get(label, '')}", _threat(facts, label), value, interval
+        yield f"{label}{qualifiers.get(label, '')}", _threat(facts, label), value, interval
 
 
 def html(facts: Facts) -> str:

@@ -34,7 +34,7 @@ CORRUPTED = ("cifar10-c", "cifar100-c", "imagenet-c")  # data sets with the publ
 
 
 @dataclass(frozen=True)
-class Column:
+class LeaderboardColumn:
     """A column of the board: one probe with its attack and threat, an aggregate of probes, or a number of a study."""
 
     key: str
@@ -85,7 +85,7 @@ class Board:
     """Models that were measured on the same images."""
 
     data: dict[str, str]
-    columns: list[Column]
+    columns: list[LeaderboardColumn]
     entries: list[Entry]  # best first
     preprocessing: str = ""  # of pictures that are not all of one size
 
@@ -108,10 +108,10 @@ class Board:
         return [name for name in CATEGORIES if any(entry.category == name for entry in self.entries)]
 
     @property
-    def sorted_by(self) -> Column:
+    def sorted_by(self) -> LeaderboardColumn:
         return _sort_column(self.columns, self.entries)
 
-    def columns_of(self, *kinds: Kind) -> list[Column]:
+    def columns_of(self, *kinds: Kind) -> list[LeaderboardColumn]:
         return [column for column in self.columns if column.kind in kinds]
 
 
@@ -121,7 +121,7 @@ class _Draft:
 
     data: dict[str, str]
     preprocessing: str
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, LeaderboardColumn] = field(default_factory=dict)
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
 
 
@@ -184,7 +184,7 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
             entry.clean |= {column.key: clean[0]} if clean else {}
 
 
-def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
+def _columns(facts: Facts) -> list[tuple[LeaderboardColumn, Estimate]]:
     """Return the numbers of a measurement with their columns."""
     about = facts.about
     numbers = about.summary or facts.numbers()  # measured before there were summaries
@@ -226,14 +226,14 @@ def _case_key(case: MeasuredCase, seed: int) -> str:
     return storage.fingerprint([case.role, case.spec, "" if name == plain else name])
 
 
-def _of_case(case: MeasuredCase, key: str) -> Column:
+def _of_case(case: MeasuredCase, key: str) -> LeaderboardColumn:
     kind: Kind = case.role if case.role in ("clean", "attack", "corruption") else "mean"
     title = without(case, "eps") if case.threat and is_variant(case, "eps") else case.label
-    return Column(
+    return LeaderboardColumn(
         key=key,
         kind=kind,
         title=title,
-        about=", ".join(filter(None, [str(case.threat) if case.threat else "", case.mark])),
+        about=", ".join(filter(None, [str(case.threat) if case.threat else "", case.qualifier])),
         spec=yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, width=10**6).strip(),
         norms=(case.threat.norm,) if case.threat else (),
         eps=case.threat.eps if case.threat else None,
@@ -247,14 +247,14 @@ def _of_aggregate(
     cases: Mapping[str, MeasuredCase],
     keys: Mapping[str, str],
     about: Measurement,
-) -> Column:
+) -> LeaderboardColumn:
     members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
     roles = {cases[label].role for label in aggregate.members}
     kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.column == FLIP_RATE else "other"
     if aggregate.is_accuracy:
         kind = "worst" if aggregate.kind == "worst" else "corruption" if roles == {"corruption"} else "mean"
     norms = dict.fromkeys(threat.norm for label in aggregate.members if (threat := cases[label].threat))
-    return Column(
+    return LeaderboardColumn(
         key=storage.fingerprint([aggregate.kind, aggregate.column, members]),
         kind=kind,
         title=name,
@@ -265,7 +265,7 @@ def _of_aggregate(
     )
 
 
-def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
+def _of_studies(about: Measurement) -> list[tuple[LeaderboardColumn, Estimate]]:
     """Return the single numbers of studies, except parameters, which have a column of their own."""
     found = []
     for case in about.cases:
@@ -275,17 +275,18 @@ def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
             if value is not None and name != "parameters":
                 meaning = case.meanings.get(name, "")
                 title = f"{case.label}: {name}"
-                column = Column(storage.fingerprint([key, name]), "study", title, "", meaning, is_share=False)
+                own = storage.fingerprint([key, name])
+                column = LeaderboardColumn(own, "study", title, "", meaning, is_share=False)
                 found.append((column, Estimate(value, math.nan, math.nan, 0)))
     return found
 
 
 def _of_corruptions(
     labels: Sequence[str], cases: Mapping[str, MeasuredCase], keys: Mapping[str, str], about: Measurement
-) -> Column:
+) -> LeaderboardColumn:
     key = storage.fingerprint(["mean", CORRECT, sorted((keys[label], 1.0) for label in labels)])
     published = _is_published(labels, cases, about)
-    return Column(key, "corruption", CORRUPTIONS, _members(labels), is_published_corruptions=published)
+    return LeaderboardColumn(key, "corruption", CORRUPTIONS, _members(labels), is_published_corruptions=published)
 
 
 def _is_published(labels: Iterable[str], cases: Mapping[str, MeasuredCase], about: Measurement) -> bool:
@@ -331,20 +332,20 @@ def ranked(board: Board) -> Board:
     return replace(board, entries=sorted(board.entries, key=rank))
 
 
-def _sort_column(columns: Sequence[Column], entries: Sequence[Entry]) -> Column:
+def _sort_column(columns: Sequence[LeaderboardColumn], entries: Sequence[Entry]) -> LeaderboardColumn:
     """Return the robust accuracy that most models have."""
     robust = [column for kind in _ROBUST for column in columns if column.kind == kind]
     return max(robust or columns, key=lambda column: sum(column.key in entry.numbers for entry in entries))
 
 
-def _with_distinct_titles(columns: Sequence[Column]) -> list[Column]:
+def _with_distinct_titles(columns: Sequence[LeaderboardColumn]) -> list[LeaderboardColumn]:
     """Number the columns that differ but have the same name."""
     seen: dict[str, int] = {}
     result = []
     for column in columns:
         seen[column.name] = seen.get(column.name, 0) + 1
         number = f" ({seen[column.name]})" if seen[column.name] > 1 else ""
-        result.append(Column(**vars(column) | {"title": f"{column.title}{number}"}))
+        result.append(LeaderboardColumn(**vars(column) | {"title": f"{column.title}{number}"}))
     return result
 
 
@@ -357,7 +358,7 @@ def _with_distinct_names(entries: list[Entry]) -> list[Entry]:
     return entries
 
 
-def cell(entry: Entry, column: Column) -> dict[str, Any]:
+def cell(entry: Entry, column: LeaderboardColumn) -> dict[str, Any]:
     """Return a number as text for files; empty strings where there is none."""
     number = entry.numbers.get(column.key)
     parts = {"value": number.value, "low": number.low, "high": number.high} if number else {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bastion.measuring.correlation import LEAST, spearman
-from bastion.reporting.boards import Board, Column, Entry
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn
 from bastion.reporting.figures import Figure, Table
 from bastion.reporting.wording import amount, percent
 
@@ -76,7 +76,7 @@ def _columns(board: Board) -> list[Numbers]:
     return [*found, Numbers("parameters", sizes, False)] if sizes else found
 
 
-def _values(entries: Sequence[Entry], column: Column) -> dict[int, float]:
+def _values(entries: Sequence[Entry], column: LeaderboardColumn) -> dict[int, float]:
     return {
         position: entry.numbers[column.key].value
         for position, entry in enumerate(entries)

@@ -12,7 +12,7 @@ from typing import Any
 
 from bastion import storage
 from bastion.errors import BastionError
-from bastion.reporting.boards import Board, Column, Entry, cell
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn, cell
 from bastion.reporting.published_rows import DATA, NORMS, robustbench_name, same_radius
 from bastion.suite import written
 
@@ -37,7 +37,7 @@ def write_csv(boards: Sequence[Board], path: Path) -> None:
     storage.write_text(path, file.getvalue())
 
 
-def _numbers(board: Board, entry: Entry, columns: Sequence[Column]) -> list[Any]:
+def _numbers(board: Board, entry: Entry, columns: Sequence[LeaderboardColumn]) -> list[Any]:
     own = {column.name: column for column in board.columns}
     cells = [cell(entry, own[column.name]) if column.name in own else {} for column in columns]
     return [each.get(part, "") for each in cells for part in ("value", "low", "high", "n")]
@@ -72,14 +72,14 @@ def write_model_info(folder: Path, data: str, threat: str, model: str, known: Ma
     return path
 
 
-def _robustbench_columns(board: Board, entry: Entry) -> dict[str, Column]:
+def _robustbench_columns(board: Board, entry: Entry) -> dict[str, LeaderboardColumn]:
     """Return the columns to write by RobustBench's name of the threat.
 
     Of several radii it is the one that RobustBench lists, else the smallest.
     """
     columns = [column for column in board.columns if column.key in entry.numbers]
 
-    def order(column: Column) -> tuple[bool, float, int]:
+    def order(column: LeaderboardColumn) -> tuple[bool, float, int]:
         return not same_radius(column.eps, _listed_radius(board, column)), column.eps or 0, -entry.numbers[column.key].n
 
     found = {}
@@ -91,13 +91,13 @@ def _robustbench_columns(board: Board, entry: Entry) -> dict[str, Column]:
     return found
 
 
-def _listed_radius(board: Board, column: Column) -> float | None:
+def _listed_radius(board: Board, column: LeaderboardColumn) -> float | None:
     """Return the radius of RobustBench's leaderboard for this data set and norm, if it has one."""
     listed = DATA.get(robustbench_name(board))
     return listed.radii.get(column.norms[0]) if listed and column.norms else None
 
 
-def _model_info(board: Board, entry: Entry, column: Column) -> dict[str, Any]:
+def _model_info(board: Board, entry: Entry, column: LeaderboardColumn) -> dict[str, Any]:
     number, clean = entry.numbers[column.key], entry.clean.get(column.key)
     listed = _listed_radius(board, column)
     other = listed is not None and not same_radius(column.eps, listed)

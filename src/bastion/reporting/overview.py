@@ -14,7 +14,7 @@ from bastion.measuring.intervals import Estimate, bounded_mean
 from bastion.measuring.measurement import MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
-from bastion.reporting.tables import Comparison, ReportedRun, Row, corruption_mean, corruptions
+from bastion.reporting.tables import ReportedRun, SharedTable, TableRow, corruption_mean, corruptions
 from bastion.suite import CORRECT
 
 CLEAN = "clean"
@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
     @property
     def key(self) -> str:
-        return f"{self.run.mark}/{self.weights}"
+        return f"{self.run.number}/{self.weights}"
 
 
 class Cell(NamedTuple):
@@ -92,18 +92,18 @@ class _Probe(NamedTuple):
         return facts.correct(self.labels[0]) if len(self.labels) == 1 else corruption_mean(facts)
 
 
-def overviews(comparisons: Sequence[Comparison]) -> list[Overview]:
+def overviews(tables: Sequence[SharedTable]) -> list[Overview]:
     """Return one overview per data set that several suites were measured on; a single suite has its own table."""
-    by_data: dict[str, list[Comparison]] = {}
-    for each in comparisons:
+    by_data: dict[str, list[SharedTable]] = {}
+    for each in tables:
         if not each.stale:
             by_data.setdefault(storage.fingerprint(each.about.data), []).append(each)
     several = [group for group in by_data.values() if len({each.about.suite for each in group}) > 1]
     return [made for group in several if (made := _overview(group)).rows]
 
 
-def _overview(comparisons: Sequence[Comparison]) -> Overview:
-    measured = [row for comparison in comparisons for row in comparison.rows]
+def _overview(tables: Sequence[SharedTable]) -> Overview:
+    measured = [row for table in tables for row in table.rows]
     models = _models(measured)
     probes = [probe for row in measured for probe in _probes(models[_key(row)], row.facts)]
     clean = [each for each in probes if each.threat is None and len(each.labels) == 1]
@@ -116,21 +116,21 @@ def _overview(comparisons: Sequence[Comparison]) -> Overview:
         rows.append(_row(ALL_THREATS, [[each for each in attacks if each.threat == threat] for threat in threats]))
     most = max((len(each.labels) for each in corrupted), default=0)
     rows.append(_row(CORRUPTED, [[each for each in corrupted if len(each.labels) == most]]))
-    about = comparisons[0].about.data
+    about = tables[0].about.data
     return Overview(about["name"], about["split"], list(models.values()), [each for each in rows if each.cells])
 
 
-def _key(row: Row) -> tuple[int, str]:
-    return row.run.mark, row.facts.about.weights
+def _key(row: TableRow) -> tuple[int, str]:
+    return row.run.number, row.facts.about.weights
 
 
-def _models(rows: Iterable[Row]) -> dict[tuple[int, str], Model]:
+def _models(rows: Iterable[TableRow]) -> dict[tuple[int, str], Model]:
     """Return the columns by run and weights. A run that holds facts of several models has a column for each."""
     first = {_key(row): row for row in rows}
-    marks = [mark for mark, _ in first]
+    numbers = [number for number, _ in first]
     return {
         key: Model(
-            row.run, key[1], row.run.name if marks.count(key[0]) == 1 else f"{row.run.name}, {row.facts.about.model}"
+            row.run, key[1], row.run.name if numbers.count(key[0]) == 1 else f"{row.run.name}, {row.facts.about.model}"
         )
         for key, row in first.items()
     }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, wilson
 from bastion.recipe_yaml import read_value
-from bastion.reporting.boards import Board, Column, Entry, ranked
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn, ranked
 
 NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
 
@@ -60,7 +60,7 @@ class _Info:
         self.clean, self.robust = (float(content.get(key) or "nan") / 100 for key in ("clean_acc", "autoattack_acc"))
         self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
 
-    def entry(self, clean: Sequence[Column], attacked: Column) -> Entry:
+    def entry(self, clean: Sequence[LeaderboardColumn], attacked: LeaderboardColumn) -> Entry:
         n = DATA[self.dataset].n
         numbers = {attacked.key: _estimate(self.robust, n)} | {each.key: _estimate(self.clean, n) for each in clean[:1]}
         return Entry(

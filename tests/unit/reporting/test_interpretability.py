@@ -21,7 +21,7 @@ from bastion.reporting.figures import Figure
 from bastion.reporting.html import report
 from bastion.reporting.pictures import Picture, figure, grey, grid
 from bastion.reporting.spectra import by_ring, white_noise
-from bastion.reporting.tables import compare, read_runs
+from bastion.reporting.tables import read_runs, shared_tables
 from bastion.reporting.wording import quantity_cell, share_cell
 from bastion.types import DataSet
 
@@ -87,8 +87,8 @@ def shown(two: list[Facts]) -> dict[str, Figure]:
 
 def drawn(runs: list[Facts]) -> dict[str, Figure]:
     """By title."""
-    (comparison,) = compare(read_runs([facts.run.folder for facts in runs]))
-    made = figures.draw(comparison, "key")
+    (table,) = shared_tables(read_runs([facts.run.folder for facts in runs]))
+    made = figures.draw(table, "key")
     assert len({figure.title for figure in made}) == len(made)
     return {figure.title: figure for figure in made}
 
