@@ -26,6 +26,8 @@ from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
 from bastion.suite import CORRECT, Role
 
+SHARE = (0.0, 1.0)  # bounds of a share, such as that of the probes under which an example is right
+
 
 class Columns(Mapping[str, Column]):
     """Columns by name: `"pgd-20/correct"` -> (n,). Each is read on first use."""
@@ -159,9 +161,15 @@ class Facts:
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
-    def estimate(self, column: Column) -> Estimate:
-        """Return the mean with its interval; if measuring stopped early, one that allows for it."""
-        return estimate_stopped(column, self.about.population)
+    def estimate(self, column: Column, bounds: tuple[float, float] | None = None) -> Estimate:
+        """Return the mean with its interval; of a bool column, one that allows for measuring having stopped early.
+
+        `bounds`: what lies within them, such as a share of probes, has an interval within them. The column may be of
+        some of the examples, such as one class; its confidence sequence is then wider than it need be.
+        """
+        if column.dtype == bool or bounds is None:
+            return estimate_stopped(column, self.about.population)
+        return bounded_mean(column, *bounds)
 
     def first(self, n: int) -> Facts:
         """Return the facts of the first n examples only."""
@@ -188,10 +196,7 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        column, bounds = self.aggregate_column(name), self.about.aggregates[name].bounds
-        if column.dtype == bool or bounds is None:
-            return self.estimate(column)
-        return bounded_mean(column, *bounds)
+        return self.estimate(self.aggregate_column(name), self.about.aggregates[name].bounds)
 
     def aggregate_column(self, name: str) -> Column:
         """Return (n,): the aggregate of each example, so that the interval allows for probes sharing examples.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.facts import SHARE, Facts
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.axes import corruption
@@ -61,12 +61,13 @@ def heat_maps(table: SharedTable) -> list[HeatMap]:
 
 
 def _heat_map(row: TableRow) -> HeatMap:
-    cells = {(corruption(case), _severity(case)): row.facts.correct(case.label) for case in corruptions(row.facts)}
+    facts = row.facts
+    cells = {(corruption(case), _severity(case)): facts.correct(case.label) for case in corruptions(facts)}
     kinds = list(dict.fromkeys(kind for kind, _ in cells))
     severities = sorted(dict.fromkeys(severity for _, severity in cells), key=_order)
-    rows = [(kind, _with_mean([cells.get((kind, each)) for each in severities])) for kind in kinds]
-    last = [_mean([column for (_, each), column in cells.items() if each == severity]) for severity in severities]
-    rows.append((MEAN, [*last, estimate(corruption_mean(row.facts))]))
+    rows = [(kind, _with_mean(facts, [cells.get((kind, each)) for each in severities])) for kind in kinds]
+    last = [_mean(facts, [column for (_, each), column in cells.items() if each == level]) for level in severities]
+    rows.append((MEAN, [*last, facts.estimate(corruption_mean(facts), SHARE)]))
     return HeatMap(row.name, row.run.number, [*map(written, severities), MEAN], rows)
 
 
@@ -78,13 +79,13 @@ def _order(severity: Any) -> tuple[bool, Any]:
     return isinstance(severity, str), severity
 
 
-def _with_mean(columns: Sequence[Column | None]) -> list[Estimate | None]:
+def _with_mean(facts: Facts, columns: Sequence[Column | None]) -> list[Estimate | None]:
     measured = [column for column in columns if column is not None]
-    return [*(None if column is None else estimate(column) for column in columns), _mean(measured)]
+    return [*(None if column is None else facts.estimate(column) for column in columns), _mean(facts, measured)]
 
 
-def _mean(columns: Sequence[Column]) -> Estimate:
-    return estimate(np.asarray(np.mean(columns, axis=0)))
+def _mean(facts: Facts, columns: Sequence[Column]) -> Estimate:
+    return facts.estimate(np.asarray(np.mean(columns, axis=0)), SHARE)
 
 
 def clean_predictions(facts: Facts) -> MeasuredCase | None:
@@ -101,18 +102,18 @@ def class_table(table: SharedTable) -> ClassTable | None:
     worst = [name for name, each in table.about.aggregates.items() if each.kind == "worst"][:1]
     shown = [case.label, *worst]
     labels = table.rows[0].facts.columns[f"{case.label}/label"]
-    columns = [per_example(row.facts, name) for row in table.rows for name in shown]
+    columns = [(row.facts, per_example(row.facts, name)) for row in table.rows for name in shown]
     rows = [
-        ClassRow(class_name(table.about.classes, each), int((labels == each).sum()), _of(columns, labels == each))
+        ClassRow(
+            class_name(table.about.classes, each),
+            int((labels == each).sum()),
+            [facts.estimate(column[labels == each]) for facts, column in columns],
+        )
         for each in np.unique(labels)
     ]
     if len(rows) > CLASSES:
         rows = sorted(rows, key=lambda row: sum(each.value for each in row.accuracies))
     return ClassTable(shown, rows[:CLASSES], max(0, len(rows) - CLASSES))
-
-
-def _of(columns: Sequence[Column], which: Column) -> list[Estimate]:
-    return [estimate(column[which]) for column in columns]
 
 
 def confusions(facts: Facts) -> list[Confusion]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bastion import storage
-from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import Estimate, bounded_mean
+from bastion.measuring.facts import SHARE, Facts
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
@@ -194,6 +194,5 @@ def _cell(probes: Sequence[_Probe], n: int) -> Cell:
     cases = [each.facts.case(label) for each in probes for label in each.labels]
     under = tuple(dict.fromkeys(case.label for case in cases))
     settings = frozenset(case.store.rpartition("/")[2] for case in cases)
-    if columns[0].dtype != bool:
-        return Cell(bounded_mean(columns[0]), under, settings)
-    return Cell(probes[0].facts.first(n).estimate(np.logical_and.reduce(columns)), under, settings)
+    column = columns[0] if len(columns) == 1 else np.logical_and.reduce(columns)  # one is perhaps a mean
+    return Cell(probes[0].facts.first(n).estimate(column, SHARE), under, settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.axes import Series, series
@@ -63,7 +63,7 @@ def _along(table: SharedTable, chosen: Series, axis: str) -> CurveChart:
     lines = []
     for row in table.rows:
         x = list(chosen.values)
-        estimates = [estimate(row.facts.correct(case.label)) for case in chosen.cases]
+        estimates = [row.facts.estimate(row.facts.correct(case.label)) for case in chosen.cases]
         if axis == "eps" and (clean := _clean(row, chosen.cases[0])) is not None:
             x, estimates = [0.0, *x], [clean, *estimates]
         lines.append(Line(row.run.number, x, estimates))
@@ -74,7 +74,7 @@ def _clean(row: TableRow, attacked: MeasuredCase) -> Estimate | None:
     """Return the accuracy at radius 0 on the same variant of the data."""
     for case in row.facts.with_role("clean"):
         if CORRECT in case.columns and case.at.items() <= attacked.at.items():
-            return estimate(row.facts.correct(case.label))
+            return row.facts.estimate(row.facts.correct(case.label))
     return None
 
 
@@ -94,7 +94,7 @@ def _from_distances(table: SharedTable, case: MeasuredCase) -> CurveChart:
     if len(radii) > STEPS:
         radii = np.quantile(radii, np.linspace(0, 1, STEPS))
     lines = [
-        Line(row.run.number, radii.tolist(), [estimate(column > radius) for radius in radii])
+        Line(row.run.number, radii.tolist(), [row.facts.estimate(column > radius) for radius in radii])
         for row, column in zip(table.rows, columns, strict=True)
     ]
     return CurveChart(case.label, norm_of(case), True, lines)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.facts import Facts
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.plots import HEIGHT, WIDTH, draw_line, head
@@ -26,7 +27,7 @@ def energy_panel(table: SharedTable, label: str, shape: Sequence[int] | None, ti
         axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
         head(axes, f"{title} (%)")
         for row, column in zip(table.rows, columns, strict=True):
-            draw_line(axes, Line(row.run.number, centres, by_ring(column)), is_step=False)
+            draw_line(axes, Line(row.run.number, centres, by_ring(row.facts, column)), is_step=False)
         if shape is not None:
             flat = 100 * white_noise(shape[-2], shape[-1], bins)
             axes.plot(centres, flat, color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
@@ -37,9 +38,9 @@ def energy_panel(table: SharedTable, label: str, shape: Sequence[int] | None, ti
         return svg.inline(figure, key, f"{title} by frequency")
 
 
-def by_ring(energy: Column) -> list[Estimate]:
+def by_ring(facts: Facts, energy: Column) -> list[Estimate]:
     """Return the mean share of each ring, over the examples that have any energy."""
-    return [estimate(column.astype(np.float64)) for column in energy.T]
+    return [facts.estimate(column.astype(np.float64)) for column in energy.T]
 
 
 def white_noise(height: int, width: int, bins: int) -> Column:

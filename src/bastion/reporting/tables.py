@@ -12,9 +12,9 @@ import numpy as np
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
-from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.facts import SHARE, Facts, read_measurements
 from bastion.measuring.find import find_run
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase, Measurement
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
@@ -278,7 +278,7 @@ def headline(facts: Facts) -> dict[str, Estimate]:
     numbers = {label: each for label, each in facts.accuracies().items() if label not in many}
     numbers |= {label: each.population for label, each in facts.two_phases().items()}
     if len(corrupted) > 1 and not _has_mean(facts, corrupted):
-        numbers[CORRUPTIONS] = estimate(corruption_mean(facts))
+        numbers[CORRUPTIONS] = facts.estimate(corruption_mean(facts), SHARE)
     return numbers
 
 

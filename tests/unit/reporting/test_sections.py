@@ -10,8 +10,9 @@ import pytest
 from made_runs import MakeRun, measure_cases, measure_everything
 
 from bastion.measuring.compare import compare as compare_models
-from bastion.measuring.intervals import wilson
+from bastion.measuring.intervals import bounded_mean, wilson
 from bastion.measuring.measurement import MeasuredAggregate
+from bastion.measuring.sampling import confidence_sequence
 from bastion.reporting import plots
 from bastion.reporting.boards import read_boards
 from bastion.reporting.costs import cost_table
@@ -67,6 +68,47 @@ def test_an_image_that_nothing_fools_keeps_the_curve_up(tmp_path: Path) -> None:
     assert [each.value for each in line.estimates] == [0.75, 0.5, 0.25]
     (told,) = distances(table)["far"]
     assert (told.median, told.mistakes, told.unfooled, told.found.tolist()) == (0.5, 1, 1, [0.5, 1.0])
+
+
+def test_all_sections_allow_for_stopping_early(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    facts = measure_everything(run, N, population=400)
+    (table,) = shared_tables(read_runs([run.folder]))
+    accuracies, told = facts.accuracies(), table.rows[0].accuracies
+    assert accuracies["clean"] == told["clean"] == confidence_sequence(above(0.2), N, 400)
+    pgd, stairs = security_curves(table)
+    assert pgd.lines[0].estimates == [accuracies[label] for label in ("clean", *pgd_labels(table))]
+    assert stairs.lines[0].estimates[0] == accuracies["clean"]
+    (sizes,) = resolution_curves(table)
+    assert sizes.lines[0].estimates == [accuracies[f"resized size={size}"] for size in (24, 32, 48)]
+    (heat,) = heat_maps(table)
+    assert heat.rows[0][1][0] == accuracies["corrupted corruption=fog severity=1"]
+    classes = class_table(table)
+    assert classes is not None
+    right = int(facts.correct("clean")[facts.columns["clean/label"] == 0].sum())
+    assert classes.rows[0].accuracies[0] == confidence_sequence(right, classes.rows[0].n, 400)
+
+
+def pgd_labels(table: SharedTable) -> list[str]:
+    return [label for label in table.columns if label.startswith("pgd")]
+
+
+def test_means_over_corruptions_stay_between_0_and_1(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        f"fog severity={level}": {
+            "role": "corruption",
+            "at": {"severity": level},
+            "columns": {"correct": np.ones(1, bool)},
+        }
+        for level in (1, 2)
+    }
+    measure_cases(run, cases)
+    (table,) = shared_tables(read_runs([run.folder]))
+    (heat,) = heat_maps(table)
+    expected = bounded_mean(np.ones(1))
+    assert table.rows[0].accuracies["mean over corruptions"] == expected
+    assert [row[-1] for _, row in heat.rows] == [expected, expected]
 
 
 def test_accuracy_over_image_size(everything: SharedTable) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from bastion.measuring.intervals import estimate
+from bastion.measuring.facts import SHARE
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, fact, figures
@@ -100,7 +100,7 @@ def _table(table: SharedTable, cases: Sequence[MeasuredCase]) -> Table:
             name = f"{row.name}, {case.label}" if len(cases) > 1 else row.name
             cells = [
                 f"{percent(float(fact(row, case, 'clean_correct').mean()))} %",
-                with_interval(estimate(fact(row, case, "share_right"))),
+                with_interval(row.facts.estimate(fact(row, case, "share_right"), SHARE)),
                 f"{percent(accuracies.min())} to {percent(accuracies.max())} %",
                 f"{percent(always)} %",
                 f"{percent(ever - always)} %",
