@@ -37,6 +37,9 @@ class MeasuredCase(_Part):
     kind: str
     role: Role
     store: str  # its folder in `facts/`
+    key: str = (
+        ""  # hash of settings, versions and variant of the data, but not the seed; empty: of an older measurement
+    )
     n: int = Field(ge=1, le=MOST)  # examples; parts of a study
     spec: dict[str, Any]
     at: dict[str, Any] = {}  # the values of the suite's axes
@@ -117,6 +120,11 @@ class Measurement(_Part):
     seconds: dict[str, float] = {}
     skipped: tuple[str, ...] = ()  # paths of the data set's pictures that could not be read, and are in no split
     preprocessing: str = ""  # of pictures of a folder, such as "224 pixels, crop 0.875, bicubic"
+
+    @property
+    def identity(self) -> str:
+        """The folder in `facts/` of this model on this data: the same for all cases."""
+        return self.cases[0].store.partition("/")[0]
 
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""

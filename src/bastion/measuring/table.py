@@ -140,7 +140,8 @@ def numbers(facts: Facts) -> Iterator[tuple[str, str, str, str]]:
     qualifiers = {case.label: f" ({case.qualifier})" for case in facts.about.cases if case.qualifier}
     for label, e in facts.numbers().items():
         aggregate = facts.about.aggregates.get(label)
-        value, interval = f"{100 * e.value:.2f} %", f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
+        value = f"{100 * e.value:.2f} %" if math.isfinite(e.value) else ""  # a range alone
+        interval = f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
         if aggregate and aggregate.bounds is None:  # no share, such as a distance
             value, interval = f"{e.value:.4g}", f"[{e.low:.4g}, {e.high:.4g}]"
         yield f"{label}{qualifiers.get(label, '')}", _threat(facts, label), value, interval
@@ -162,4 +163,5 @@ def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _percentages(e: Estimate) -> str:
-    return f"{100 * e.value:6.2f} %  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"
+    value = f"{100 * e.value:6.2f} %" if math.isfinite(e.value) else " " * 8  # a range alone
+    return f"{value}  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"

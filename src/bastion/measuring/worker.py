@@ -120,14 +120,22 @@ class Worker:
 
     def _store(self, case: Case, built: Probe | Study) -> FactStore:
         """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
-        named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
+        named = self._named(case, built) | {"seed": self.job.seed}
+        return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
+
+    def key(self, case: Case) -> str:
+        """Return a hash of what numbers must share to be compared across models: all of the store's but the seed."""
+        return storage.fingerprint(self._named(case, self.built[self.cases.index(case)]), digits=16)
+
+    def _named(self, case: Case, built: Probe | Study) -> dict[str, Any]:
+        named: dict[str, Any] = {case.kind: canonical(built)}
         versions = built.describe().versions if isinstance(built, Probe) else built.versions
         if any(number != 1 for number in versions):
             named["versions"] = versions
         if data_key(case.data) != data_key(self.job.suite.data):
             data = self.data(case)
             named["data"] = [data.fingerprint, data.split(self.job.split).digest()]
-        return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
+        return named
 
     def parts(self, case: Case) -> int:
         """Return the number of parts of a study, 0 for a probe."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ class LeaderboardColumn:
     norms: tuple[str, ...] = ()
     eps: float | None = None
     is_share: bool = True  # shown in %
+    is_two_phase: bool = False  # an estimate that is not told without its name and interval
     is_autoattack: bool = False  # its standard version, against the model itself on unchanged images
     is_published_corruptions: bool = False  # mean over all types and severities of the published files
 
@@ -65,6 +67,7 @@ class Entry:
     model: str
     weights: str
     folder: Path  # of the run
+    identity: str = ""  # of model and data, as its facts have it
     parameters: int | None = None
     architecture: str | None = None
     category: str = ""  # CNN, Transformer or hybrid, where it is known
@@ -72,12 +75,23 @@ class Entry:
     # By keys of columns; numbers of studies have no n and no interval.
     numbers: dict[str, Estimate] = field(default_factory=dict)
     clean: dict[str, Estimate] = field(default_factory=dict)  # clean accuracy on the same images
+    populations: dict[str, int] = field(default_factory=dict)  # if measuring stopped early: n random ones of so many
     published: bool = False  # by others, not measured here
 
     @property
     def n(self) -> int:
         """Largest number of images of any column."""
         return max(number.n for number in self.numbers.values())
+
+    def value(self, column: LeaderboardColumn) -> float | None:
+        """Return its number; None if there is none, or only a range, as of two phases without a sample."""
+        number = self.numbers.get(column.key)
+        return number.value if number and math.isfinite(number.value) else None
+
+    def images(self, column: LeaderboardColumn) -> str:
+        """Return what the number is of: `200`, the first ones, or `200 of 1,000 at random`."""
+        n, population = self.numbers[column.key].n, self.populations.get(column.key)
+        return f"{n:,} of {population:,} at random" if population else str(n)
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,7 @@ class Board:
     data: dict[str, str]
     columns: list[LeaderboardColumn]
     entries: list[Entry]  # best first
+    classes: int
     preprocessing: str = ""  # of pictures that are not all of one size
 
     @property
@@ -120,6 +135,7 @@ class _Draft:
     """A board while measurements are read into it."""
 
     data: dict[str, str]
+    classes: int
     preprocessing: str
     columns: dict[str, LeaderboardColumn] = field(default_factory=dict)
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
@@ -168,9 +184,9 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
         return
     images = about.data.get("digest") or about.data["fingerprint"]
     key = storage.fingerprint([images, about.data["split"], about.preprocessing])
-    draft = drafts.setdefault(key, _Draft(about.data, about.preprocessing))
-    identity = about.cases[0].store.partition("/")[0]
-    entry = draft.entries.setdefault((about.model, identity), Entry(about.model, about.weights, facts.run.folder))
+    draft = drafts.setdefault(key, _Draft(about.data, len(about.classes), about.preprocessing))
+    new = Entry(about.model, about.weights, facts.run.folder, about.identity)
+    entry = draft.entries.setdefault((about.model, about.identity), new)
     entry.parameters = about.parameters or card.get("parameters") or entry.parameters
     entry.architecture = card.get("model", {}).get("name") or entry.architecture
     entry.category = about.category or entry.category
@@ -182,6 +198,8 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
         if number.n >= entry.numbers.get(column.key, number).n:
             entry.numbers[column.key] = number
             entry.clean |= {column.key: clean[0]} if clean else {}
+            entry.populations.pop(column.key, None)
+            entry.populations |= {column.key: about.population} if about.population else {}
 
 
 def _columns(facts: Facts) -> list[tuple[LeaderboardColumn, Estimate]]:
@@ -216,14 +234,15 @@ def _is_part(
 
 
 def _case_key(case: MeasuredCase, seed: int) -> str:
-    """Return a key that is equal for all models: of probe, threat, attack and variant of the data.
+    """Return a key that is equal for all models and seeds: of role, probe, threat, attack and variant of the data.
 
-    The name of a store hashes probe and seed, and also the variant of the data and the attack's version unless they are
-    the defaults. If they are not, the name is part of the key.
+    An older measurement has no key of its own. The name of its store hashes the seed, and also the variant of the data
+    and the versions of the attack if they are not the defaults; then the name itself is the key.
     """
     plain = storage.fingerprint({case.kind: case.spec, "seed": seed}, digits=16)
     name = case.store.rpartition("/")[2]
-    return storage.fingerprint([case.role, case.spec, "" if name == plain else name])
+    older = storage.fingerprint({case.kind: case.spec}, digits=16) if name == plain else name
+    return storage.fingerprint([case.role, case.key or older])
 
 
 def _of_case(case: MeasuredCase, key: str) -> LeaderboardColumn:
@@ -237,6 +256,7 @@ def _of_case(case: MeasuredCase, key: str) -> LeaderboardColumn:
         spec=yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, width=10**6).strip(),
         norms=(case.threat.norm,) if case.threat else (),
         eps=case.threat.eps if case.threat else None,
+        is_two_phase=case.is_two_phase,
         is_autoattack=case.members == AUTOATTACK and case.spec.get("name") == "adversarial" and not case.data,
     )
 
@@ -318,7 +338,7 @@ def _mean(numbers: Sequence[Estimate]) -> Estimate:
 def _board(draft: _Draft) -> Board:
     columns = sorted(draft.columns.values(), key=lambda each: (_ORDER.index(each.kind), each.norms, each.eps or 0))
     entries = _with_distinct_names(list(draft.entries.values()))
-    return ranked(Board(draft.data, _with_distinct_titles(columns), entries, draft.preprocessing))
+    return ranked(Board(draft.data, _with_distinct_titles(columns), entries, draft.classes, draft.preprocessing))
 
 
 def ranked(board: Board) -> Board:
@@ -327,7 +347,8 @@ def ranked(board: Board) -> Board:
     sign = 1 if chosen.kind == "errors" else -1
 
     def rank(entry: Entry) -> float:
-        return sign * entry.numbers[chosen.key].value if chosen.key in entry.numbers else math.inf
+        value = entry.value(chosen)
+        return math.inf if value is None else sign * value
 
     return replace(board, entries=sorted(board.entries, key=rank))
 
@@ -335,7 +356,7 @@ def ranked(board: Board) -> Board:
 def _sort_column(columns: Sequence[LeaderboardColumn], entries: Sequence[Entry]) -> LeaderboardColumn:
     """Return the robust accuracy that most models have."""
     robust = [column for kind in _ROBUST for column in columns if column.kind == kind]
-    return max(robust or columns, key=lambda column: sum(column.key in entry.numbers for entry in entries))
+    return max(robust or columns, key=lambda column: sum(entry.value(column) is not None for entry in entries))
 
 
 def _with_distinct_titles(columns: Sequence[LeaderboardColumn]) -> list[LeaderboardColumn]:
@@ -350,11 +371,13 @@ def _with_distinct_titles(columns: Sequence[LeaderboardColumn]) -> list[Leaderbo
 
 
 def _with_distinct_names(entries: list[Entry]) -> list[Entry]:
-    """Append a hash of the weights to names that several models have."""
-    names = [entry.model for entry in entries]
+    """Append a hash of the weights to names that several models have, and of the code if the weights are equal too."""
+    names = Counter(entry.model for entry in entries)
+    weights = Counter((entry.model, entry.weights) for entry in entries)
     for entry in entries:
-        if names.count(entry.model) > 1:
-            entry.model = f"{entry.model} ({entry.weights[:8]})"
+        equal = weights[entry.model, entry.weights] > 1
+        if names[entry.model] > 1:
+            entry.model = f"{entry.model} ({entry.weights[:8]}{f', code {entry.identity}' if equal else ''})"
     return entries
 
 
@@ -363,4 +386,5 @@ def cell(entry: Entry, column: LeaderboardColumn) -> dict[str, Any]:
     number = entry.numbers.get(column.key)
     parts = {"value": number.value, "low": number.low, "high": number.high} if number else {}
     texts = {name: f"{part:.6g}" if math.isfinite(part) else "" for name, part in parts.items()}
-    return {"value": "", "low": "", "high": "", **texts, "n": (number.n or "") if number else ""}
+    images = {"n": (number.n or "") if number else "", "population": entry.populations.get(column.key, "")}
+    return {"value": "", "low": "", "high": "", **texts, **images}

@@ -71,7 +71,7 @@ def _gaps(train: Board, test: Board, columns: Sequence[LeaderboardColumn]) -> It
         pairs = {
             column.key: (other.numbers[column.key], entry.numbers[column.key])
             for column in columns
-            if other and column.key in other.numbers and column.key in entry.numbers
+            if other and other.value(column) is not None and entry.value(column) is not None
         }
         if pairs:
             yield Gap(entry.model, entry.category, pairs)

@@ -89,6 +89,7 @@ def environment() -> jinja2.Environment:
         "percent": wording.percent,
         "points": wording.points,
         "interval": wording.interval,
+        "share_cell": wording.share_cell,
         "quantity": wording.quantity,
         "count": wording.count,
         "amount": wording.amount,

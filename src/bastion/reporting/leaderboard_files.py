@@ -13,7 +13,7 @@ from typing import Any
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.reporting.boards import Board, Entry, LeaderboardColumn, cell
-from bastion.reporting.published_rows import DATA, NORMS, robustbench_name, same_radius
+from bastion.reporting.published_rows import DATA, NORMS, has_all_classes, robustbench_name, same_radius
 from bastion.suite import written
 
 _UNKNOWN = ("link", "name", "authors", "additional_data", "number_forward_passes", "dataset", "venue", "architecture",
@@ -25,7 +25,7 @@ def write_csv(boards: Sequence[Board], path: Path) -> None:
     columns = list({column.name: column for board in boards for column in board.columns}.values())
     head = ["model", "data", "split", "preprocessing", "digest", "weights", "category", "parameters", "warnings"]
     for column in columns:
-        head += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n"))]
+        head += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n", "population"))]
     file = io.StringIO()
     lines = csv.writer(file, lineterminator="\n")
     lines.writerow(map(plain, head))
@@ -40,7 +40,7 @@ def write_csv(boards: Sequence[Board], path: Path) -> None:
 def _numbers(board: Board, entry: Entry, columns: Sequence[LeaderboardColumn]) -> list[Any]:
     own = {column.name: column for column in board.columns}
     cells = [cell(entry, own[column.name]) if column.name in own else {} for column in columns]
-    return [each.get(part, "") for each in cells for part in ("value", "low", "high", "n")]
+    return [each.get(part, "") for each in cells for part in ("value", "low", "high", "n", "population")]
 
 
 def plain(text: Any) -> Any:
@@ -51,17 +51,22 @@ def plain(text: Any) -> Any:
 def write_robustbench(boards: Sequence[Board], folder: Path) -> list[Path]:
     """Write `DATA/Linf/MODEL.json` of models with AutoAttack, `DATA/corruptions/MODEL.json` with CIFAR-10-C's mean.
 
-    Only numbers on test images are written, and none of a corrupted data set. Fields that only the authors know are
-    null. Other fields of an existing file are kept.
+    Only numbers on test images are written, and none of a corrupted data set or of some of its classes. Fields that
+    only the authors know are null. Other fields of an existing file are kept.
     """
     found: dict[tuple[str, str, str], tuple[int, dict[str, Any]]] = {}
-    for board in (each for each in boards if each.data["split"] == "test" and not each.is_corrupted):
+    for board in (each for each in boards if each.data["split"] == "test" and _is_whole(each)):
         for entry in (each for each in board.entries if not each.published):
             for threat, column in _robustbench_columns(board, entry).items():
                 key, n = (robustbench_name(board), threat, entry.model), entry.numbers[column.key].n
                 if key not in found or n > found[key][0]:  # measured on other images of the data set too
                     found[key] = n, _model_info(board, entry, column)
     return [write_model_info(folder, *key, content) for key, (_, content) in found.items()]
+
+
+def _is_whole(board: Board) -> bool:
+    """Whether its images are not corrupted, and of all classes that RobustBench has."""
+    return not board.is_corrupted and has_all_classes(board)
 
 
 def write_model_info(folder: Path, data: str, threat: str, model: str, known: Mapping[str, Any]) -> Path:
@@ -102,7 +107,10 @@ def _model_info(board: Board, entry: Entry, column: LeaderboardColumn) -> dict[s
     listed = _listed_radius(board, column)
     other = listed is not None and not same_radius(column.eps, listed)
     made = f" ({board.preprocessing})" if board.preprocessing else ""
-    footnote = f"Measured on {number.n} images of the {board.data['split']} split{made}."
+    images = f"{number.n} images"
+    if population := entry.populations.get(column.key):
+        images, made = f"{number.n:,} of {population:,} images", f", drawn at random{made}"
+    footnote = f"Measured on {images} of the {board.data['split']} split{made}."
     return {
         "name": entry.model,
         "dataset": robustbench_name(board),

@@ -32,7 +32,7 @@ def _without(name: str, word: str) -> str | None:
 
 
 def _any(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn) -> bool:
-    return any(column.key in one.numbers and column.key in other.numbers for one, other in pairs)
+    return any(None not in (one.value(column), other.value(column)) for one, other in pairs)
 
 
 def _panel(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn, word: str, key: str) -> Markup:

@@ -78,7 +78,7 @@ def _panel(paths: Sequence[Sequence[Point]], column: LeaderboardColumn, setting:
         axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
         axes.set_title(f"{column.short} (%)", loc="left", fontsize=13)
         for number, path in enumerate(paths):
-            _draw(axes, [point for point in path if column.key in point.entry.numbers], column, number)
+            _draw(axes, [point for point in path if point.entry.value(column) is not None], column, number)
         _scale(axes, sorted({point.value for path in paths for point in path}))
         axes.set_xlabel(setting)
         axes.set_ylim(bottom=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bastion.measuring.measurement import TWO_PHASE, MeasuredCase
@@ -80,7 +81,11 @@ def _number(row: TableRow, label: str) -> str:
     """Return an accuracy as text; a two-phase estimate with its name and interval."""
     accuracy = row.accuracies[label]
     text = f"{percent(accuracy.value)}\u00a0%"
-    return f"{text} ({TWO_PHASE}, {interval(accuracy)})" if label in row.facts.two_phases() else text
+    if label not in row.facts.two_phases():
+        return text
+    if not math.isfinite(accuracy.value):  # nobody was sampled
+        return f"{interval(accuracy)}\u00a0% ({TWO_PHASE})"
+    return f"{text} ({TWO_PHASE}, {interval(accuracy)})"
 
 
 def _setting(cases: Sequence[MeasuredCase]) -> str:

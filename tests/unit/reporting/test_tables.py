@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from bastion.measuring.intervals import wilson
 from bastion.measuring.measurement import MeasuredAggregate
 from bastion.measuring.paired import difference_sequence
 from bastion.reporting.differences import differences
+from bastion.reporting.html import report
 from bastion.reporting.summary import page_title, summary
 from bastion.reporting.tables import SharedTable, read_runs, shared_tables
 from bastion.reporting.wording import interval, percent, quantity
@@ -182,6 +184,22 @@ def test_a_two_phase_estimate_is_told_with_its_name_and_interval_and_has_no_pair
     assert list(difference.by_label) == ["clean"]
     low, high = (f"{100 * each:.1f}" for each in table.rows[0].accuracies["aa"][1:3])
     assert f"45.0\u00a0% (two-phase estimate, {low}–{high}) under attack" in summary([table])
+
+
+def test_two_phases_without_a_sample_are_told_as_a_range(tmp_path: Path) -> None:
+    phases = {"survived": np.arange(40) < 20, "sampled": np.zeros(40, bool), "lost": np.zeros(40, bool)}
+    cases = {
+        "clean": {"role": "clean", "columns": {"correct": np.arange(40) < 30}},
+        "aa": {"role": "attack", "threat": {"norm": "linf", "eps": 8 / 255}, "columns": phases},
+    }
+    run = create_run(tmp_path / "run", seed=0)
+    measure_cases(run, cases)
+    (table,) = shared_tables(read_runs([run.folder]))
+    range_ = interval(table.rows[0].accuracies["aa"])
+    assert f", {range_}\u00a0% (two-phase estimate) under attack" in summary([table])
+    page = report(run.folder, tmp_path / "page.html").read_text()
+    assert f"<b></b><small>{range_}</small>" in page
+    assert not re.search(r">\s*nan", page)
 
 
 def test_differences_of_measurements_that_stopped_early_are_of_all_examples(tmp_path: Path) -> None:
