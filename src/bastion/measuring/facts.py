@@ -20,7 +20,7 @@ from bastion.measuring.export import write_npz, write_pictures
 from bastion.measuring.find import slug
 from bastion.measuring.grids import AccuracyGrid, grids
 from bastion.measuring.intervals import Estimate, bounded_mean
-from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
+from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement, is_of_earlier_code
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
@@ -329,10 +329,14 @@ class Facts:
 
 
 def write_measurement(run: Run, about: Measurement, *, changed: bool = True) -> Facts:
-    """Store the measurement. If no fact changed and a stored one says the same, keep that one with its date."""
+    """Store the measurement. If no fact changed and a stored one says the same, keep that one with its date.
+
+    Not if other code was measured since: the newest measurement is that of the model as it is now.
+    """
     path = _path(run, about, stopped=about.population is not None)
     stored = None if changed else _stored(path)
-    if stored and stored == about.model_copy(update=_volatile(stored)):
+    is_same = stored and stored == about.model_copy(update=_volatile(stored))
+    if stored and is_same and not is_of_earlier_code(stored, _readable(run)):
         return Facts(run, stored, Columns(run, stored))
     facts = Facts(run, about, Columns(run, about))
     doubts = tuple(dict.fromkeys(warning.code for warning in facts.warnings()))
@@ -364,6 +368,10 @@ def _stored(path: Path) -> Measurement | None:
         return _read(path)
     except BastionError:  # not there, or damaged
         return None
+
+
+def _readable(run: Run) -> list[Measurement]:
+    return [each for path in storage.files(run.measurements, "*.json") if (each := _stored(path))]
 
 
 def _read(path: Path) -> Measurement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -129,6 +130,19 @@ class Measurement(_Part):
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""
         return measured_positions(case.n, self.population if case.kind == "probes" else None)
+
+
+def is_of_earlier_code(about: Measurement, others: Iterable[Measurement]) -> bool:
+    """Whether the newest measurement of this model (its name and weights, on this data) found it to be another one.
+
+    Its code or attributes were changed in between. Several identities with other names or weights are several models.
+    """
+
+    def model(each: Measurement) -> tuple[object, ...]:
+        return each.model, each.weights, each.data, each.preprocessing
+
+    same = [about, *(each for each in others if model(each) == model(about))]
+    return max(same, key=lambda each: each.created).identity != about.identity
 
 
 def adaptation(about: Measurement) -> str:

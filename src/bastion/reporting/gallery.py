@@ -69,7 +69,7 @@ def _stored_pictures(runs: Sequence[ReportedRun]) -> list[list[_StoredPictures]]
     """Group stored pictures by attack and data; measurements of a run that share a probe are counted once."""
     groups: dict[str, dict[tuple[int, str], _StoredPictures]] = {}
     for run in runs:
-        for facts in run.measurements:
+        for facts in (each for each in run.measurements if not run.outdated(each)):
             for case in _largest(facts.about.cases):
                 group = groups.setdefault(storage.fingerprint([facts.about.data, case.label, case.spec, case.at]), {})
                 if (run.number, case.store) not in group and (pictures := facts.pictures(case.label)):

@@ -149,7 +149,7 @@ def _classes(tables: Sequence[SharedTable]) -> list[tuple[SharedTable, Any, list
     covered: set[tuple[str, int]] = set()
     for each in sorted(tables, key=lambda each: (len(each.rows), each.n), reverse=True):
         pairs = {(storage.fingerprint(each.about.data), run.number) for run in each.runs}
-        if not each.stale and not pairs <= covered and (by_class := class_table(each)):
+        if not each.outdated and not pairs <= covered and (by_class := class_table(each)):
             found.append((each, by_class, [(row, confusions(row.facts)) for row in each.rows]))
             covered |= pairs
     return found

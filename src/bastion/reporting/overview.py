@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,12 +28,8 @@ class Model(NamedTuple):
     """A column of the overview: a run, or one of the models that were measured into it."""
 
     run: ReportedRun
-    weights: str
+    key: str
     name: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.run.number}/{self.weights}"
 
 
 class Cell(NamedTuple):
@@ -96,7 +93,7 @@ def overviews(tables: Sequence[SharedTable]) -> list[Overview]:
     """Return one overview per data set that several suites were measured on; a single suite has its own table."""
     by_data: dict[str, list[SharedTable]] = {}
     for each in tables:
-        if not each.stale:
+        if not each.outdated:
             by_data.setdefault(storage.fingerprint(each.about.data), []).append(each)
     several = [group for group in by_data.values() if len({each.about.suite for each in group}) > 1]
     return [made for group in several if (made := _overview(group)).rows]
@@ -120,20 +117,20 @@ def _overview(tables: Sequence[SharedTable]) -> Overview:
     return Overview(about["name"], about["split"], list(models.values()), [each for each in rows if each.cells])
 
 
-def _key(row: TableRow) -> tuple[int, str]:
-    return row.run.number, row.facts.about.weights
+def _key(row: TableRow) -> str:
+    about = row.facts.about
+    return f"{row.run.number}/{about.identity}/{about.weights}"
 
 
-def _models(rows: Iterable[TableRow]) -> dict[tuple[int, str], Model]:
-    """Return the columns by run and weights. A run that holds facts of several models has a column for each."""
+def _models(rows: Iterable[TableRow]) -> dict[str, Model]:
+    """Return the columns by key. A run that holds facts of several models has a column for each."""
     first = {_key(row): row for row in rows}
-    numbers = [number for number, _ in first]
-    return {
-        key: Model(
-            row.run, key[1], row.run.name if numbers.count(key[0]) == 1 else f"{row.run.name}, {row.facts.about.model}"
-        )
+    runs = Counter(row.run.number for row in first.values())
+    names = {
+        key: row.run.name if runs[row.run.number] == 1 else f"{row.run.name}, {row.facts.about.model}"
         for key, row in first.items()
     }
+    return {key: Model(row.run, key, names[key]) for key, row in first.items()}
 
 
 def _probes(model: Model, facts: Facts) -> Iterable[_Probe]:

@@ -15,7 +15,7 @@ from bastion.measuring.convert import convert
 from bastion.measuring.facts import SHARE, Facts, read_measurements
 from bastion.measuring.find import find_run
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import MeasuredCase, Measurement
+from bastion.measuring.measurement import MeasuredCase, Measurement, is_of_earlier_code
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
@@ -38,9 +38,11 @@ class ReportedRun:
     history: list[dict[str, Any]]
     weights: str | None = None  # of its current model, if it has one
 
-    def is_stale(self, facts: Facts) -> bool:
-        """Whether these facts were measured before the run's model changed."""
-        return self.weights not in (None, facts.about.weights)
+    def outdated(self, facts: Facts) -> str:
+        """Return `weights` or `code` if the run's model has others now than when these facts were measured."""
+        if self.weights not in (None, facts.about.weights):
+            return "weights"
+        return "code" if is_of_earlier_code(facts.about, (each.about for each in self.measurements)) else ""
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """Return the log's records of a kind: `step`, `epoch` or `event`."""
@@ -78,12 +80,12 @@ class SharedTable:
         about = self.about
         title = f"{about.data['name']}, {about.data['split']} split, suite {about.suite}"
         title = f"{title}, {self.values}" if self.values else title
-        return f"{title}; of earlier weights" if self.stale else title
+        return f"{title}; of earlier {self.outdated}" if self.outdated else title
 
     @property
-    def stale(self) -> bool:
-        """Whether these facts were measured before the run's model changed."""
-        return self.rows[0].run.is_stale(self.rows[0].facts)
+    def outdated(self) -> str:
+        """What of the runs' models is another now than in these facts: `weights`, `code` or nothing."""
+        return self.rows[0].run.outdated(self.rows[0].facts)
 
     @property
     def n(self) -> int:
@@ -202,14 +204,14 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
 def shared_tables(runs: Sequence[ReportedRun]) -> list[SharedTable]:
     """Group measurements with equal data, split, suite and probes, on the images that all of a group have.
 
-    Sorted by the number of rows, then of images, stale ones last.
+    Sorted by the number of rows, then of images, outdated ones last.
     """
     groups: dict[str, list[tuple[ReportedRun, Facts]]] = {}
     for run in runs:
         for facts in _longest(run.measurements):
-            groups.setdefault(_group_key(facts, stale=run.is_stale(facts)), []).append((run, facts))
+            groups.setdefault(_group_key(facts, run.outdated(facts)), []).append((run, facts))
     tables = _with_axis_values([SharedTable(_rows(group)) for group in groups.values()])
-    return sorted(tables, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
+    return sorted(tables, key=lambda each: (not each.outdated, len(each.rows), each.n), reverse=True)
 
 
 def _with_axis_values(tables: Sequence[SharedTable]) -> list[SharedTable]:
@@ -237,10 +239,10 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
     return list(longest.values())
 
 
-def _group_key(facts: Facts, *, stale: bool) -> str:
+def _group_key(facts: Facts, outdated: str) -> str:
     about = facts.about
     cases = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
-    return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), stale])
+    return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), outdated])
 
 
 def _aggregates(facts: Facts) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def measure_run(
     label: str = "pgd-20",
     norm: str | None = "linf",
     identity: str = "",
+    version: str = "",
     about: Mapping[str, Any] | None = None,
     symptoms: Mapping[str, float] | None = None,
 ) -> None:
@@ -110,7 +111,7 @@ def measure_run(
         }
     cases = []
     for name, columns in facts.items():
-        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}")
+        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}{version}")
         for start in range(0, n, BLOCK):
             rows = range(start, min(start + BLOCK, n))
             part = {key: column[rows.start : rows.stop] for key, column in columns.items()}
@@ -145,7 +146,9 @@ def measure_run(
     write_measurement(run, Measurement(**about))
 
 
-def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any) -> Facts:
+def measure_cases(
+    run: Run, cases: Mapping[str, Mapping[str, Any]], *, identity: str = "identity-of-cases", **about: Any
+) -> Facts:
     """A measurement of these probes: by label, `columns` and whatever else a `MeasuredCase` says."""
     measured = []
     for number, (label, said) in enumerate(cases.items()):
@@ -155,7 +158,7 @@ def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any
         if said.get("kind", "probes") == "probes":
             positions = measured_positions(n, about.get("population"))
             columns = {"index": positions, **columns}
-        store = FactStore(run.facts / "identity-of-cases" / f"{about.get('suite', 'made')}-{number}")
+        store = FactStore(run.facts / identity / f"{about.get('suite', 'made')}-{number}")
         store.write(positions.tolist(), columns, {}, {"device": "cpu"})
         named = {"label": label, "kind": "probes", "store": store.name, "n": n, "spec": {}, "columns": tuple(columns)}
         measured.append(MeasuredCase(**named | {key: value for key, value in said.items() if key != "columns"}))

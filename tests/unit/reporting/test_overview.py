@@ -100,6 +100,20 @@ def test_models_that_were_measured_into_one_folder_are_not_mixed(run: Run) -> No
     }
 
 
+def test_models_of_equal_weights_are_not_mixed(run: Run) -> None:
+    """One was measured after an attribute was changed; the overview and the first sentence are of that one."""
+    old = {"created": "2026-01-01", "identity": "before"}
+    measure_cases(run, CLEAN | {"pgd": attack(np.arange(20) < 3)}, suite="one", **old)
+    measure_cases(run, {"square": attack(np.arange(20) < 2)}, suite="two", **old)
+    new = {"created": "2026-01-02", "identity": "after"}
+    measure_cases(run, CLEAN | {"pgd": attack(np.arange(20) < 12)}, suite="three", **new)
+    measure_cases(run, CLEAN, suite="four", **new)
+    tables = shared_tables(read_runs([run.folder]))
+    assert values(overview(run)) == {"clean": 0.9, "ℓ∞ ≤ 8/255": 0.6}
+    said = summary(tables, overviews(tables)).replace("\u00a0", " ")
+    assert said.startswith("run: 90.0 % right on clean images, 60.0 % under attack (ℓ∞ ≤ 8/255).")
+
+
 def test_models_with_different_attacks_are_not_compared(run: Run, tmp_path: Path) -> None:
     other = create_run(tmp_path / "other", seed=0)
     for each in (run, other):

@@ -68,13 +68,33 @@ def test_runs_asked_by_other_probes_are_not_compared(make_run: MakeRun, monkeypa
 def test_facts_of_earlier_weights_stand_apart_and_are_marked(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2)
     storage.write_json(run.model / "card.json", {"weights": "5eed"})
-    assert [each.stale for each in shared_tables(read_runs([run.folder]))] == [False]
+    assert [each.outdated for each in shared_tables(read_runs([run.folder]))] == [""]
     measure_run(run, clean=0.6, robust=0.3, about={"weights": "beef"}, identity="later")
     storage.write_json(run.model / "card.json", {"weights": "beef"})
     new, old = shared_tables(read_runs([run.folder]))
-    assert (new.stale, old.stale) == (False, True)
+    assert (new.outdated, old.outdated) == ("", "weights")
     assert old.title == "cifar10-mini, test split, suite demo; of earlier weights"
     assert (new.rows[0].accuracies["clean"].value, old.rows[0].accuracies["clean"].value) == (0.6, 0.5)
+
+
+def test_facts_of_earlier_code_stand_apart_and_are_marked(make_run: MakeRun) -> None:
+    """The same weights with another attribute are another model."""
+    run = make_run("robust", clean=0.5, robust=0.4, about={"created": "2026-01-01"})
+    measure_run(run, clean=0.6, robust=0.3, about={"created": "2026-01-02"}, identity="later")
+    new, old = shared_tables(read_runs([run.folder]))
+    assert (new.outdated, old.outdated) == ("", "code")
+    assert old.title == "cifar10-mini, test split, suite demo; of earlier code"
+    assert (new.rows[0].accuracies["clean"].value, old.rows[0].accuracies["clean"].value) == (0.6, 0.5)
+    assert "60.0\u00a0% right" in summary([new, old])
+
+
+def test_code_that_is_changed_back_is_the_newest_once_measured_again(make_run: MakeRun) -> None:
+    run = make_run("robust", clean=0.5, robust=0.4, about={"created": "2026-01-01"})
+    (first,) = read_measurements(run)
+    measure_run(run, clean=0.6, robust=0.3, about={"created": "2026-01-02"}, identity="later")
+    write_measurement(run, first.about.model_copy(update={"created": "2026-01-03"}), changed=False)
+    tables = shared_tables(read_runs([run.folder]))
+    assert [(each.rows[0].accuracies["clean"].value, each.outdated) for each in tables] == [(0.5, ""), (0.6, "code")]
 
 
 def test_runs_are_compared_on_the_images_that_all_have(make_run: MakeRun) -> None:
@@ -219,7 +239,7 @@ def test_differences_of_measurements_that_stopped_early_are_of_all_examples(tmp_
 
 def test_a_run_asked_twice_is_told_apart_by_the_time(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2, about={"created": "2026-01-01"})
-    measure_run(run, clean=0.5, robust=0.2, about={"created": "2026-01-02"}, identity="other weights")
+    measure_run(run, clean=0.5, robust=0.2, about={"created": "2026-01-02"}, version="-2")
     (table,) = shared_tables(read_runs([run.folder]))
     assert [row.name for row in table.rows] == ["robust, 2026-01-01", "robust, 2026-01-02"]
 
@@ -229,7 +249,7 @@ def test_a_run_asked_twice_is_told_apart_by_what_differs(
     make_run: MakeRun, about: dict[str, object], marks: list[str]
 ) -> None:
     run = make_run("robust", clean=0.5, robust=0.2, about={"model": "a"})
-    measure_run(run, clean=0.5, robust=0.2, about={"model": "a"} | about, identity="other")
+    measure_run(run, clean=0.5, robust=0.2, about={"model": "a"} | about, version="-2")
     (table,) = shared_tables(read_runs([run.folder]))
     assert sorted(row.name for row in table.rows) == [f"robust, {mark}" for mark in marks]
 
