@@ -19,7 +19,7 @@ from bastion.measuring import sanity, table
 from bastion.measuring.export import write_npz, write_pictures
 from bastion.measuring.find import slug
 from bastion.measuring.grids import AccuracyGrid, grids
-from bastion.measuring.intervals import Estimate, bounded_mean
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement, is_of_earlier_code
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
@@ -167,9 +167,7 @@ class Facts:
         `bounds`: what lies within them, such as a share of probes, has an interval within them. The column may be of
         some of the examples, such as one class; its confidence sequence is then wider than it need be.
         """
-        if column.dtype == bool or bounds is None:
-            return estimate_stopped(column, self.about.population)
-        return bounded_mean(column, *bounds)
+        return estimate_stopped(column, self.about.population, bounds)
 
     def first(self, n: int) -> Facts:
         """Return the facts of the first n examples only."""

@@ -135,6 +135,19 @@ def stopped(facts: Facts) -> str:
     )
 
 
+def until_the_end(facts: Facts, until: float) -> str:
+    """Return a note if all examples were measured and an interval is still wider than `until`; else empty."""
+    aggregates = facts.about.aggregates
+    tested = [e for name, e in facts.accuracies().items() if name not in aggregates or aggregates[name].kind == "worst"]
+    widest = max((e.high - e.low for e in tested), default=0.0)
+    if facts.about.population is not None or widest <= until:
+        return ""
+    return (
+        f"all {facts.n} examples were measured, so intervals are about the image distribution; more examples of this "
+        f"split cannot make them as narrow as {until:g}"
+    )
+
+
 def numbers(facts: Facts) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, threat, value and interval of each number; the name says if it is a two-phase estimate."""
     qualifiers = {case.label: f" ({case.qualifier})" for case in facts.about.cases if case.qualifier}
