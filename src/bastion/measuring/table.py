@@ -143,8 +143,7 @@ def until_the_end(facts: Facts, until: float) -> str:
     if facts.about.population is not None or widest <= until:
         return ""
     return (
-        f"all {facts.n} examples were measured, so intervals are about the image distribution; more examples of this "
-        f"split cannot make them as narrow as {until:g}"
+        f"all {facts.n} examples are measured; intervals are now about the image distribution, and wider than {until:g}"
     )
 
 

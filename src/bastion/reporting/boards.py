@@ -88,11 +88,6 @@ class Entry:
         number = self.numbers.get(column.key)
         return number.value if number and math.isfinite(number.value) else None
 
-    def images(self, column: LeaderboardColumn) -> str:
-        """Return what the number is of: `200`, the first ones, or `200 of 1,000 at random`."""
-        n, population = self.numbers[column.key].n, self.populations.get(column.key)
-        return f"{n:,} of {population:,} at random" if population else str(n)
-
 
 @dataclass(frozen=True)
 class Board:

@@ -38,6 +38,8 @@ def category_means(board: Board) -> Figure | None:
         rows.append((category, [str(len(members)), best, *(_mean(column, members) for column in columns)]))
     heads = ["category", "models", "first", *(column.name for column in columns)]
     caption = "Means over models. Click on “category” in the table above to see its models together, ranked as before."
+    if any(column.is_two_phase for column in board.columns):
+        caption += " Two-phase estimates have none, as they are not told without their intervals."
     return Figure("By category", caption=caption, table=Table(heads, rows))
 
 

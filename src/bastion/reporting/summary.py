@@ -24,7 +24,7 @@ def page_title(runs: Sequence[ReportedRun], tables: Sequence[SharedTable]) -> st
 def summary(tables: Sequence[SharedTable], overview: Sequence[Overview] = ()) -> str:
     """Summarise the first overview, else the first table of accuracies, in a sentence."""
     if overview and (sentence := _overview_summary(overview[0])):
-        return sentence + "".join(dict.fromkeys(_doubt(each) for each in tables))
+        return sentence + "".join(dict.fromkeys(_doubt(each) for each in tables if not each.outdated))
     first = next((table for table in tables if table.columns), None)
     if first is None:
         measured = any(row.facts.accuracies() for table in tables for row in table.rows)

@@ -136,10 +136,10 @@ def test_numbers_of_images_drawn_at_random_say_so(tmp_path: Path) -> None:
     summarize(make_run(tmp_path / "runs" / "random"), 0.8, {"autoattack linf": 0.3}, n=200, population=1000)
     ((board,), _) = leaderboard(tmp_path / "runs", tmp_path / "page.html")
     cells = re.findall(
-        r'data-n="(\d+)"(?: data-population="(\d+)")?>[\d.]+<small>[\d.–]+([^<]*)<',
+        r'data-n="(\d+)"(?: data-population="(\d+)")?>[\d.]+<small>[\d.–]+</small>(?:<small>([^<]*)</small>)?',
         (tmp_path / "page.html").read_text(),
     )
-    assert set(cells) == {("150", "", ""), ("200", "1000", " 200 of 1,000 at random")}
+    assert set(cells) == {("150", "", ""), ("200", "1000", "n = 200 of 1,000 at random")}
     write_csv([board], tmp_path / "numbers.csv")
     lines = csv.DictReader((tmp_path / "numbers.csv").read_text().splitlines())
     assert {line["model"]: line["clean population"] for line in lines} == {"first": "", "random": "1000"}
