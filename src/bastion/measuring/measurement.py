@@ -38,9 +38,7 @@ class MeasuredCase(_Part):
     kind: str
     role: Role
     store: str  # its folder in `facts/`
-    key: str = (
-        ""  # hash of settings, versions and variant of the data, but not the seed; empty: of an older measurement
-    )
+    key: str = ""  # hash of settings, versions and variant of the data, not of the seed; older ones have none
     n: int = Field(ge=1, le=MOST)  # examples; parts of a study
     spec: dict[str, Any]
     at: dict[str, Any] = {}  # the values of the suite's axes

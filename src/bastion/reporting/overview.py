@@ -191,5 +191,6 @@ def _cell(probes: Sequence[_Probe], n: int) -> Cell:
     cases = [each.facts.case(label) for each in probes for label in each.labels]
     under = tuple(dict.fromkeys(case.label for case in cases))
     settings = frozenset(case.store.rpartition("/")[2] for case in cases)
-    column = columns[0] if len(columns) == 1 else np.logical_and.reduce(columns)  # one is perhaps a mean
+    is_mean = columns[0].dtype != bool  # over corruptions, the same in every suite that has all of them
+    column = columns[0] if is_mean else np.logical_and.reduce(columns)
     return Cell(probes[0].facts.first(n).estimate(column, SHARE), under, settings)

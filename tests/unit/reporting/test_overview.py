@@ -82,7 +82,8 @@ def test_all_norms_together_and_all_corruptions_have_a_row(run: Run) -> None:
         }
         for level in (1, 2)
     }
-    measure_cases(run, foggy, suite="corruptions")
+    for suite in ("corruptions", "again"):
+        measure_cases(run, foggy, suite=suite)
     found = values(overview(run))
     assert found["every threat above"] == 0.35
     assert found["corruptions"] == pytest.approx(0.625)
