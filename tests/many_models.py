@@ -46,7 +46,7 @@ def summarize(run: Run, clean: float, robust: dict[str, float], *, n: int = 1000
         "model": run.name,
         "weights": storage.fingerprint(run.name, digits=16),
         "data": DATA["cifar10"],
-        "classes": ("a", "b"),
+        "classes": tuple(map(str, range(10))),
         "suite": "made",
         "n": n,
         "cases": tuple(cases),

@@ -265,6 +265,7 @@ def measure(
     """Measure a model with a suite of probes. Re-run the same command to resume."""
     from bastion.measuring.runner import measure as measure_model
     from bastion.measuring.runner import measure_shard
+    from bastion.measuring.table import until_the_end
 
     wanted, changes = _wanted_suite(suite, attack or [], norm, eps or [], change or [])
     how: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "acceleration": acceleration}
@@ -279,6 +280,8 @@ def measure(
         facts = measure_model(model, data, wanted, until=until, **how)
         if os.environ.get("RANK", "0") == "0":  # only the first process prints
             stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
+            if until is not None and (note := until_the_end(facts, until)):
+                stdout.print(f"note: {note}", soft_wrap=True, markup=False)
             where = facts.run.folder
             stdout.print(f"facts: {where}; a page about them: bastion report {where}", soft_wrap=True, markup=False)
             if export:

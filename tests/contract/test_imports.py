@@ -99,6 +99,20 @@ def test_corruptions_are_tensor_functions() -> None:
         assert _imported_rooms(path) <= {"corruptions", "errors", "rng"}, path
 
 
+def test_a_report_leaves_the_choice_of_interval_to_the_facts() -> None:
+    """Facts know whether measuring stopped early; only shares that others published come without facts."""
+    allowed = {"Estimate", "difference"}
+    for path in (ROOT / "reporting").rglob("*.py"):
+        named = {
+            alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            and node.module in ("bastion.measuring.intervals", "bastion.measuring.sampling")
+            for alias in node.names
+        }
+        assert named <= allowed | ({"wilson"} if path.stem == "published_rows" else set()), path
+
+
 def test_reading_and_reporting_need_no_torch() -> None:
     reading = "recipe, run, reporting.html, measuring.facts, measuring.compare"
     code = f"import sys, bastion.cli, bastion.{reading.replace(', ', ', bastion.')}; sys.exit('torch' in sys.modules)"

@@ -166,7 +166,10 @@ def test_the_plot_goes_over_parameters_too_and_has_the_colours_of_categories(tab
     assert colours == 3
     tab.run("document.querySelector('.board .plot').focus()")
     tab.press("ArrowLeft")
-    assert re.search(r": [\d.]+ [kMG], [\d.]+ %\.$", tab.run("document.querySelector('figcaption output').textContent"))
+    assert re.search(
+        r": [\d.]+ [kMG], .* [\d.]+ % \([\d.]+–[\d.]+\)\.$",
+        tab.run("document.querySelector('figcaption output').textContent"),
+    )
     assert tab.complaints() == []
 
 
@@ -187,9 +190,10 @@ def test_points_are_named_by_keys_and_by_the_mouse(tab: Tab, page: Path) -> None
     said = "document.querySelector('.board figcaption output').textContent"
     tab.run("document.querySelector('.board .plot').focus()")
     tab.press("ArrowLeft")
-    assert tab.run(said) == f"{EVIL}: 99.0 % clean, 98.0 %."  # the last one from the left
+    last = f"{EVIL}: 99.0 % clean, autoattack linf (ℓ∞ ≤ 8/255) 98.0 % (96.9–98.7)."
+    assert tab.run(said) == last  # from the left
     tab.press("ArrowRight")
-    assert tab.run(said).endswith(" %.") and EVIL not in tab.run(said)
+    assert tab.run(said).endswith(").") and EVIL not in tab.run(said)
     tab.run("document.activeElement.blur()")
     x, y = tab.run(
         "(() => { const plot = document.querySelector('.board .plot'); "

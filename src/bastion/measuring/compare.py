@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,13 @@ from bastion.measuring.convert import convert
 from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.find import find_run, unmeasured
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import MeasuredCase
+from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase
 from bastion.measuring.paired import paired
 from bastion.measuring.sampling import estimate_stopped
 from bastion.measuring.store import Column
 from bastion.recipe import differences
+from bastion.run import Run
+from bastion.storage import fingerprint
 from bastion.suite import CORRECT
 
 COLUMNS = ("A", "B", "B - A", "95 % interval", "only A", "only B", "p")
@@ -26,7 +28,7 @@ LEGEND = "only A, only B: examples that only this one gets right; p: exact McNem
 
 
 class Row(NamedTuple):
-    """An accuracy of a model and of the reference, on the n examples that both were measured on."""
+    """An accuracy or rate of a model and of the reference, on the n examples that both were measured on."""
 
     model: str
     label: str  # of the probe or aggregate
@@ -78,7 +80,7 @@ class Comparison:
             [
                 f"A: {self.reference} (reference)",
                 f"B: {model}",
-                f"{self.data} ({self.split}), suite {self.suite}, n = {n}; accuracies in %",
+                f"{self.data} ({self.split}), suite {self.suite}, n = {n}; accuracies and rates in %",
             ]
         )
 
@@ -120,11 +122,18 @@ def compare(*models: str | Path | Facts, suite: str | None = None) -> Comparison
 
     A model is a run directory, what `bastion measure` was given (`zoo/NAME`, `timm/NAME`, a model folder), or facts.
     If a run has several measurements, the ones with the most probes in common are compared, then those with the most
-    examples, then the latest.
+    examples, then the latest. If it has facts of several models, the one that was measured last is compared.
     """
     if len(models) < 2:
         raise BastionError("compare: give two or more measured models; the first one is the reference")
-    return compare_facts(_matching([_measurements(model, suite) for model in models]))
+    chosen = _matching([_measurements(model, suite) for model in models])
+    comparison = compare_facts(chosen)
+    several = [
+        f"{name}: {facts.run.folder} has facts of several models on these images; compared is what was measured last"
+        for name, facts, model in zip(_names(chosen), chosen, models, strict=True)
+        if not isinstance(model, Facts) and _has_others(facts)
+    ]
+    return replace(comparison, notes=(*comparison.notes, *several))
 
 
 def compare_facts(measurements: Sequence[Facts]) -> Comparison:
@@ -152,20 +161,29 @@ def compare_facts(measurements: Sequence[Facts]) -> Comparison:
 
 
 def shared(a: Facts, b: Facts) -> list[str]:
-    """Return the labels of accuracies that both have from the same probe, settings, seed and data."""
+    """Return the labels of accuracies and rates that both have from the same probe, settings, seed and data."""
     if a.about.data != b.about.data:
         return []
-    theirs = {case.label: _case_id(case) for case in _accuracy_cases(b)}
-    labels = [case.label for case in _accuracy_cases(a) if theirs.get(case.label) == _case_id(case)]
-    return labels + [
+    theirs = {case.label: _case_id(case) for case in _probes(b)}
+    same = {case.label for case in _probes(a) if theirs.get(case.label) == _case_id(case)}
+    return [case.label for case in _accuracy_cases(a) if case.label in same] + [
         name
         for name, each in a.about.aggregates.items()
-        if each.is_accuracy and each == b.about.aggregates.get(name) and each.members.keys() <= set(labels)
+        if _is_rate(each) and each == b.about.aggregates.get(name) and each.members.keys() <= same
     ]
 
 
+def _probes(facts: Facts) -> list[MeasuredCase]:
+    return [case for case in facts.about.cases if case.kind == "probes"]
+
+
 def _accuracy_cases(facts: Facts) -> list[MeasuredCase]:
-    return [case for case in facts.about.cases if case.kind == "probes" and CORRECT in case.columns]
+    return [case for case in _probes(facts) if CORRECT in case.columns]
+
+
+def _is_rate(aggregate: MeasuredAggregate) -> bool:
+    """Whether it is in %: of accuracies, errors, flip rates or confidences, but not of distances."""
+    return aggregate.bounds is not None
 
 
 def _case_id(case: MeasuredCase) -> str:
@@ -179,7 +197,8 @@ def _pair(model: str, label: str, first: Facts, other: Facts) -> tuple[Row, Chan
     population = _stopped_within(first, other, len(a))
     found = paired(a, b, population)
     changes = Changed(index[found.gained], index[found.lost])
-    accuracies = estimate_stopped(a, population), estimate_stopped(b, population)
+    bounds = first.about.aggregates[label].bounds if label in first.about.aggregates else None
+    accuracies = estimate_stopped(a, population, bounds), estimate_stopped(b, population, bounds)
     counts = len(changes.gained), len(changes.lost)
     return Row(model, label, len(a), *accuracies, found.difference, *counts, found.p), changes
 
@@ -216,15 +235,27 @@ def _notes(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], n:
             f"{theirs}: measuring stopped early, so intervals are about all {population} examples and valid at any "
             "stopping time, except those of means; no test is made"
         )
-    rest = dict.fromkeys(label for facts in (first, other) for label in _accuracies(facts) if label not in labels)
+    rest = dict.fromkeys(label for facts in (first, other) for label in _comparable(facts) if label not in labels)
     if rest:
         notes.append(f"{theirs}: not measured with the same settings, so not compared: {', '.join(rest)}")
+    if never := dict.fromkeys(label for facts in (first, other) for label in _incomparable(facts)):
+        notes.append(f"{theirs}: neither accuracies nor rates of all examples, so not compared: {', '.join(never)}")
     return notes
 
 
-def _accuracies(facts: Facts) -> list[str]:
-    aggregates = [name for name, each in facts.about.aggregates.items() if each.is_accuracy]
+def _comparable(facts: Facts) -> list[str]:
+    aggregates = [name for name, each in facts.about.aggregates.items() if _is_rate(each)]
     return [case.label for case in _accuracy_cases(facts)] + aggregates
+
+
+def _incomparable(facts: Facts) -> list[str]:
+    """Return two-phase estimates, distances and the like: labels without an accuracy that are in no rate."""
+    aggregates = facts.about.aggregates
+    told = {label for each in aggregates.values() if _is_rate(each) for label in each.members}
+    rest = [case.label for case in _probes(facts) if CORRECT not in case.columns and case.role != "check"]
+    return [label for label in rest if label not in told] + [
+        name for name, each in aggregates.items() if not _is_rate(each)
+    ]
 
 
 def _nothing_shared(a: tuple[str, Facts], b: tuple[str, Facts]) -> str:
@@ -243,7 +274,7 @@ def _nothing_shared(a: tuple[str, Facts], b: tuple[str, Facts]) -> str:
     for case in _accuracy_cases(first):
         if changes := differences(case.spec, specs.get(case.label, case.spec)):
             return f"'{case.label}' has other settings in {theirs} than in {ours} ({changes[0]}); use the same for both"
-    probes = [", ".join(_accuracies(facts)) or "no accuracy" for facts in (first, other)]
+    probes = [", ".join(_comparable(facts)) or "no accuracy" for facts in (first, other)]
     return f"nothing in common: {ours} has {probes[0]}; {theirs} has {probes[1]}; measure both with the same suite"
 
 
@@ -263,20 +294,32 @@ def _names(measurements: Sequence[Facts]) -> list[str]:
 
 
 def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
-    """Return all measurements of the model's current weights, by this suite if one is given."""
+    """Return the measurements of the model as it is now, by this suite if one is given."""
     if isinstance(model, Facts):
         return [model]
     run = find_run(model)
     convert(run)
-    weights = (run.card() or {}).get("weights")
-    found = [facts for facts in read_measurements(run) if weights in (None, facts.about.weights)]
+    found = _of_current_weights(run)
     if not found:
         raise unmeasured(model, suite)
+    newest = {fingerprint(facts.about.data): facts.about.identity for facts in found}  # they are sorted by age
+    found = [facts for facts in found if facts.about.identity == newest[fingerprint(facts.about.data)]]
     chosen = [facts for facts in found if suite in (None, facts.about.suite)]
     if not chosen:
         known = {facts.about.suite for facts in found}
         raise BastionError(f"{model}: not measured with the suite '{suite}'{did_you_mean(suite, known)}")
     return chosen
+
+
+def _of_current_weights(run: Run) -> list[Facts]:
+    weights = (run.card() or {}).get("weights")
+    return [facts for facts in read_measurements(run) if weights in (None, facts.about.weights)]
+
+
+def _has_others(facts: Facts) -> bool:
+    """Whether its run also has facts of another model on the same images."""
+    identities = {each.about.identity for each in _of_current_weights(facts.run) if each.about.data == facts.about.data}
+    return len(identities) > 1
 
 
 def _matching(candidates: Sequence[list[Facts]]) -> list[Facts]:

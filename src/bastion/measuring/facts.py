@@ -19,12 +19,14 @@ from bastion.measuring import sanity, table
 from bastion.measuring.export import write_npz, write_pictures
 from bastion.measuring.find import slug
 from bastion.measuring.grids import AccuracyGrid, grids
-from bastion.measuring.intervals import Estimate, bounded_mean
-from bastion.measuring.measurement import PHASES, MeasuredCase, Measurement
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import PHASES, MeasuredCase, Measurement, is_of_earlier_code
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run
 from bastion.suite import CORRECT, Role
+
+SHARE = (0.0, 1.0)  # bounds of a share, such as that of the probes under which an example is right
 
 
 class Columns(Mapping[str, Column]):
@@ -159,9 +161,13 @@ class Facts:
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
-    def estimate(self, column: Column) -> Estimate:
-        """Return the mean with its interval; if measuring stopped early, one that allows for it."""
-        return estimate_stopped(column, self.about.population)
+    def estimate(self, column: Column, bounds: tuple[float, float] | None = None) -> Estimate:
+        """Return the mean with its interval; of a bool column, one that allows for measuring having stopped early.
+
+        `bounds`: what lies within them, such as a share of probes, has an interval within them. The column may be of
+        some of the examples, such as one class; its confidence sequence is then wider than it need be.
+        """
+        return estimate_stopped(column, self.about.population, bounds)
 
     def first(self, n: int) -> Facts:
         """Return the facts of the first n examples only."""
@@ -188,10 +194,7 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        column, bounds = self.aggregate_column(name), self.about.aggregates[name].bounds
-        if column.dtype == bool or bounds is None:
-            return self.estimate(column)
-        return bounded_mean(column, *bounds)
+        return self.estimate(self.aggregate_column(name), self.about.aggregates[name].bounds)
 
     def aggregate_column(self, name: str) -> Column:
         """Return (n,): the aggregate of each example, so that the interval allows for probes sharing examples.
@@ -324,10 +327,14 @@ class Facts:
 
 
 def write_measurement(run: Run, about: Measurement, *, changed: bool = True) -> Facts:
-    """Store the measurement. If no fact changed and a stored one says the same, keep that one with its date."""
+    """Store the measurement. If no fact changed and a stored one says the same, keep that one with its date.
+
+    Not if other code was measured since: the newest measurement is that of the model as it is now.
+    """
     path = _path(run, about, stopped=about.population is not None)
     stored = None if changed else _stored(path)
-    if stored and stored == about.model_copy(update=_volatile(stored)):
+    is_same = stored and stored == about.model_copy(update=_volatile(stored))
+    if stored and is_same and not is_of_earlier_code(stored, _readable(run)):
         return Facts(run, stored, Columns(run, stored))
     facts = Facts(run, about, Columns(run, about))
     doubts = tuple(dict.fromkeys(warning.code for warning in facts.warnings()))
@@ -359,6 +366,10 @@ def _stored(path: Path) -> Measurement | None:
         return _read(path)
     except BastionError:  # not there, or damaged
         return None
+
+
+def _readable(run: Run) -> list[Measurement]:
+    return [each for path in storage.files(run.measurements, "*.json") if (each := _stored(path))]
 
 
 def _read(path: Path) -> Measurement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,6 +46,7 @@ class MeasuredCase(_Part):
     kind: str
     role: Role
     store: str  # its folder in `facts/`
+    key: str = ""  # hash of settings, versions and variant of the data, not of the seed; older ones have none
     n: int = Field(ge=1, le=MOST)  # examples; parts of a study
     spec: dict[str, Any]
     at: dict[str, Any] = {}  # the values of the suite's axes
@@ -73,7 +75,7 @@ class MeasuredCase(_Part):
         return next((name for name in self.columns if self.kind_of(name) == "distance"), None)
 
     @property
-    def mark(self) -> str:
+    def qualifier(self) -> str:
         """`two-phase estimate` if it is one and the label does not say so, else empty."""
         return TWO_PHASE if self.is_two_phase and "two-phase" not in self.label else ""
 
@@ -145,9 +147,27 @@ class Measurement(_Part):
     skipped: tuple[str, ...] = ()  # paths of the data set's pictures that could not be read, and are in no split
     preprocessing: str = ""  # of pictures of a folder, such as "224 pixels, crop 0.875, bicubic"
 
+    @property
+    def identity(self) -> str:
+        """The folder in `facts/` of this model on this data: the same for all cases."""
+        return self.cases[0].store.partition("/")[0]
+
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""
         return measured_positions(case.n, self.population if case.kind == "probes" else None)
+
+
+def is_of_earlier_code(about: Measurement, others: Iterable[Measurement]) -> bool:
+    """Whether the newest measurement of this model (its name and weights, on this data) found it to be another one.
+
+    Its code or attributes were changed in between. Several identities with other names or weights are several models.
+    """
+
+    def model(each: Measurement) -> tuple[object, ...]:
+        return each.model, each.weights, each.data, each.preprocessing
+
+    same = [about, *(each for each in others if model(each) == model(about))]
+    return max(same, key=lambda each: each.created).identity != about.identity
 
 
 def adaptation(about: Measurement) -> str:

@@ -83,6 +83,7 @@ def _case(worker: Worker, case: Case, built: Probe | Study, n: int) -> MeasuredC
         kind=case.kind,
         role=case.role or (built.role if isinstance(built, Probe) else "analysis"),
         store=store.name,
+        key=worker.key(case),
         n=n,
         spec=canonical(built),
         at=case.at,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bastion.errors import BastionError
-from bastion.measuring.intervals import Estimate, estimate, log_choose, log_factorials, wilson
+from bastion.measuring.intervals import Estimate, bounded_mean, estimate, log_choose, log_factorials, wilson
 
 Column = np.ndarray[Any, Any]
 
@@ -38,12 +38,15 @@ def confidence_sequence(successes: int, n: int, population: int, level: float = 
     return _share(successes, n, int(inside[0]), int(inside[-1]), population)
 
 
-def estimate_stopped(values: Column, population: int | None) -> Estimate:
+def estimate_stopped(values: Column, population: int | None, bounds: tuple[float, float] | None = None) -> Estimate:
     """Mean of a column of a measurement that stopped early, after the first of `population` examples.
 
     A bool column gets a confidence sequence, other columns the ordinary interval; so does all if population is None.
+    What lies within bounds, such as a share of probes, has an interval within them.
     """
-    if population is None or values.dtype != bool:
+    if values.dtype != bool:
+        return estimate(values) if bounds is None else bounded_mean(values, *bounds)
+    if population is None:
         return estimate(values)
     return confidence_sequence(int(values.sum()), len(values), population)
 

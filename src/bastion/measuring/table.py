@@ -157,15 +157,28 @@ def stopped(facts: Facts) -> str:
     )
 
 
+def until_the_end(facts: Facts, until: float) -> str:
+    """Return a note if all examples were measured and an interval is still wider than `until`; else empty."""
+    aggregates = facts.about.aggregates
+    tested = [e for name, e in facts.accuracies().items() if name not in aggregates or aggregates[name].kind == "worst"]
+    widest = max((e.high - e.low for e in tested), default=0.0)
+    if facts.about.population is not None or widest <= until:
+        return ""
+    return (
+        f"all {facts.n} examples are measured; intervals are now about the image distribution, and wider than {until:g}"
+    )
+
+
 def numbers(facts: Facts) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, threat, value and interval of each number; the name says if it is a two-phase estimate."""
-    marks = {case.label: f" ({case.mark})" for case in facts.about.cases if case.mark}
+    qualifiers = {case.label: f" ({case.qualifier})" for case in facts.about.cases if case.qualifier}
     for label, e in facts.numbers().items():
         aggregate = facts.about.aggregates.get(label)
-        value, interval = f"{100 * e.value:.2f} %", f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
+        value = f"{100 * e.value:.2f} %" if math.isfinite(e.value) else ""  # a range alone
+        interval = f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
         if aggregate and aggregate.bounds is None:  # no share, such as a distance
             value, interval = f"{e.value:.4g}", f"[{e.low:.4g}, {e.high:.4g}]"
-        yield f"{label}{marks.get(label, '')}", _threat(facts, label), value, interval
+        yield f"{label}{qualifiers.get(label, '')}", _threat(facts, label), value, interval
 
 
 def html(facts: Facts) -> str:
@@ -184,4 +197,5 @@ def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _percentages(e: Estimate) -> str:
-    return f"{100 * e.value:6.2f} %  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"
+    value = f"{100 * e.value:6.2f} %" if math.isfinite(e.value) else " " * 8  # a range alone
+    return f"{value}  [{100 * e.low:5.2f}, {100 * e.high:5.2f}]  n = {e.n}"

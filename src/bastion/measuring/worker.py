@@ -124,7 +124,18 @@ class Worker:
 
     def _store(self, case: Case, built: Probe | Study) -> FactStore:
         """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
-        named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
+        named = self._named(case, built) | {"seed": self.job.seed}
+        if isinstance(built, Study) and (fixed := self._fixed_parameters()):
+            named["fixed"] = fixed
+        return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
+
+    def key(self, case: Case) -> str:
+        """Return a hash of what numbers must share to be compared across models: all of the store's but the seed and
+        the names of the model's parameters."""
+        return storage.fingerprint(self._named(case, self.built[self.cases.index(case)]), digits=16)
+
+    def _named(self, case: Case, built: Probe | Study) -> dict[str, Any]:
+        named: dict[str, Any] = {case.kind: canonical(built)}
         revisions = built.describe().revisions if isinstance(built, Probe) else built.revisions
         if any(number != 1 for number in revisions):
             named["versions"] = revisions  # the key in the names of stored facts
@@ -133,17 +144,18 @@ class Worker:
             named["data"] = [data.fingerprint, data.split(self.job.split).digest()]
         if uses := describe_plugins(built):
             named["uses"] = uses
-        if isinstance(built, Study):
-            named |= self._studied(built, self.data(case))
-        return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
+        if isinstance(built, Study) and (read := self._read_elsewhere(built, self.data(case))):
+            named["reads"] = read
+        return named
 
-    def _studied(self, study: Study, data: DataSet) -> dict[str, Any]:
-        """Return what facts of a study depend on that those of probes do not: images of other splits, and which
-        parameters are not trained."""
+    def _read_elsewhere(self, study: Study, data: DataSet) -> dict[str, str]:
+        """Return digests of the images of other splits that a study reads."""
         others = {name: count for name, count in study.reads.items() if name != self.job.split}
-        digests = {name: limited(data.split(name), count).digest() for name, count in others.items()}
-        fixed = sorted(name for name, each in self._network.named_parameters() if not each.requires_grad)
-        return {name: value for name, value in {"reads": digests, "fixed": fixed}.items() if value}
+        return {name: limited(data.split(name), count).digest() for name, count in others.items()}
+
+    def _fixed_parameters(self) -> list[str]:
+        """Return the names of the parameters that are not trained, which facts of studies depend on."""
+        return sorted(name for name, each in self._network.named_parameters() if not each.requires_grad)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ CORRUPTED = ("cifar10-c", "cifar100-c", "imagenet-c")  # data sets with the publ
 
 
 @dataclass(frozen=True)
-class Column:
+class LeaderboardColumn:
     """A column of the board: one probe with its attack and threat, an aggregate of probes, or a number of a study."""
 
     key: str
@@ -45,6 +46,7 @@ class Column:
     norms: tuple[str, ...] = ()
     eps: float | None = None
     is_share: bool = True  # shown in %
+    is_two_phase: bool = False  # an estimate that is not told without its name and interval
     is_autoattack: bool = False  # its standard version, against the model itself on unchanged images
     is_published_corruptions: bool = False  # mean over all types and severities of the published files
 
@@ -65,6 +67,7 @@ class Entry:
     model: str
     weights: str
     folder: Path  # of the run
+    identity: str = ""  # of model and data, as its facts have it
     parameters: int | None = None
     architecture: str | None = None
     category: str = ""  # CNN, Transformer or hybrid, where it is known
@@ -72,6 +75,7 @@ class Entry:
     # By keys of columns; numbers of studies have no n and no interval.
     numbers: dict[str, Estimate] = field(default_factory=dict)
     clean: dict[str, Estimate] = field(default_factory=dict)  # clean accuracy on the same images
+    populations: dict[str, int] = field(default_factory=dict)  # if measuring stopped early: n random ones of so many
     published: bool = False  # by others, not measured here
 
     @property
@@ -79,14 +83,20 @@ class Entry:
         """Largest number of images of any column."""
         return max(number.n for number in self.numbers.values())
 
+    def value(self, column: LeaderboardColumn) -> float | None:
+        """Return its number; None if there is none, or only a range, as of two phases without a sample."""
+        number = self.numbers.get(column.key)
+        return number.value if number and math.isfinite(number.value) else None
+
 
 @dataclass(frozen=True)
 class Board:
     """Models that were measured on the same images."""
 
     data: dict[str, str]
-    columns: list[Column]
+    columns: list[LeaderboardColumn]
     entries: list[Entry]  # best first
+    classes: int
     preprocessing: str = ""  # of pictures that are not all of one size
 
     @property
@@ -108,10 +118,10 @@ class Board:
         return [name for name in CATEGORIES if any(entry.category == name for entry in self.entries)]
 
     @property
-    def sorted_by(self) -> Column:
+    def sorted_by(self) -> LeaderboardColumn:
         return _sort_column(self.columns, self.entries)
 
-    def columns_of(self, *kinds: Kind) -> list[Column]:
+    def columns_of(self, *kinds: Kind) -> list[LeaderboardColumn]:
         return [column for column in self.columns if column.kind in kinds]
 
 
@@ -120,8 +130,9 @@ class _Draft:
     """A board while measurements are read into it."""
 
     data: dict[str, str]
+    classes: int
     preprocessing: str
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, LeaderboardColumn] = field(default_factory=dict)
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
 
 
@@ -168,9 +179,9 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
         return
     images = about.data.get("digest") or about.data["fingerprint"]
     key = storage.fingerprint([images, about.data["split"], about.preprocessing])
-    draft = drafts.setdefault(key, _Draft(about.data, about.preprocessing))
-    identity = about.cases[0].store.partition("/")[0]
-    entry = draft.entries.setdefault((about.model, identity), Entry(about.model, about.weights, facts.run.folder))
+    draft = drafts.setdefault(key, _Draft(about.data, len(about.classes), about.preprocessing))
+    new = Entry(about.model, about.weights, facts.run.folder, about.identity)
+    entry = draft.entries.setdefault((about.model, about.identity), new)
     entry.parameters = about.parameters or card.get("parameters") or entry.parameters
     entry.architecture = card.get("model", {}).get("name") or entry.architecture
     entry.category = about.category or entry.category
@@ -182,9 +193,11 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
         if number.n >= entry.numbers.get(column.key, number).n:
             entry.numbers[column.key] = number
             entry.clean |= {column.key: clean[0]} if clean else {}
+            entry.populations.pop(column.key, None)
+            entry.populations |= {column.key: about.population} if about.population else {}
 
 
-def _columns(facts: Facts) -> list[tuple[Column, Estimate]]:
+def _columns(facts: Facts) -> list[tuple[LeaderboardColumn, Estimate]]:
     """Return the numbers of a measurement with their columns."""
     about = facts.about
     numbers = about.summary or facts.numbers()  # measured before there were summaries
@@ -216,27 +229,29 @@ def _is_part(
 
 
 def _case_key(case: MeasuredCase, seed: int) -> str:
-    """Return a key that is equal for all models: of probe, threat, attack and variant of the data.
+    """Return a key that is equal for all models and seeds: of role, probe, threat, attack and variant of the data.
 
-    The name of a store hashes probe and seed, and also the variant of the data and the attack's revision unless they
-    are the defaults. If they are not, the name is part of the key.
+    An older measurement has no key of its own. The name of its store hashes the seed, and also the variant of the data
+    and the attack's revision if they are not the defaults; then the name itself is the key.
     """
     plain = storage.fingerprint({case.kind: case.spec, "seed": seed}, digits=16)
     name = case.store.rpartition("/")[2]
-    return storage.fingerprint([case.role, case.spec, "" if name == plain else name])
+    older = storage.fingerprint({case.kind: case.spec}, digits=16) if name == plain else name
+    return storage.fingerprint([case.role, case.key or older])
 
 
-def _of_case(case: MeasuredCase, key: str) -> Column:
+def _of_case(case: MeasuredCase, key: str) -> LeaderboardColumn:
     kind: Kind = case.role if case.role in ("clean", "attack", "corruption") else "mean"
     title = without(case, "eps") if case.threat and is_variant(case, "eps") else case.label
-    return Column(
+    return LeaderboardColumn(
         key=key,
         kind=kind,
         title=title,
-        about=", ".join(filter(None, [str(case.threat) if case.threat else "", case.mark])),
+        about=", ".join(filter(None, [str(case.threat) if case.threat else "", case.qualifier])),
         spec=yaml.safe_dump(case.spec, default_flow_style=True, sort_keys=False, width=10**6).strip(),
         norms=(case.threat.norm,) if case.threat else (),
         eps=case.threat.eps if case.threat else None,
+        is_two_phase=case.is_two_phase,
         is_autoattack=case.members == AUTOATTACK and case.spec.get("name") == "adversarial" and not case.data,
     )
 
@@ -247,14 +262,14 @@ def _of_aggregate(
     cases: Mapping[str, MeasuredCase],
     keys: Mapping[str, str],
     about: Measurement,
-) -> Column:
+) -> LeaderboardColumn:
     members = sorted((keys[label], weight) for label, weight in aggregate.members.items())
     roles = {cases[label].role for label in aggregate.members}
     kind: Kind = "errors" if aggregate.kind == "errors" or aggregate.kind_of_column == "error rate" else "other"
     if aggregate.is_accuracy:
         kind = "worst" if aggregate.kind == "worst" else "corruption" if roles == {"corruption"} else "mean"
     norms = dict.fromkeys(threat.norm for label in aggregate.members if (threat := cases[label].threat))
-    return Column(
+    return LeaderboardColumn(
         key=storage.fingerprint([aggregate.kind, aggregate.column, members]),
         kind=kind,
         title=name,
@@ -265,7 +280,7 @@ def _of_aggregate(
     )
 
 
-def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
+def _of_studies(about: Measurement) -> list[tuple[LeaderboardColumn, Estimate]]:
     """Return the single numbers of studies, except parameters, which have a column of their own."""
     found = []
     for case in about.cases:
@@ -275,17 +290,18 @@ def _of_studies(about: Measurement) -> list[tuple[Column, Estimate]]:
             if value is not None and name != "parameters":
                 meaning = case.meanings.get(name, "")
                 title = f"{case.label}: {name}"
-                column = Column(storage.fingerprint([key, name]), "study", title, "", meaning, is_share=False)
+                own = storage.fingerprint([key, name])
+                column = LeaderboardColumn(own, "study", title, "", meaning, is_share=False)
                 found.append((column, Estimate(value, math.nan, math.nan, 0)))
     return found
 
 
 def _of_corruptions(
     labels: Sequence[str], cases: Mapping[str, MeasuredCase], keys: Mapping[str, str], about: Measurement
-) -> Column:
+) -> LeaderboardColumn:
     key = storage.fingerprint(["mean", CORRECT, sorted((keys[label], 1.0) for label in labels)])
     published = _is_published(labels, cases, about)
-    return Column(key, "corruption", CORRUPTIONS, _members(labels), is_published_corruptions=published)
+    return LeaderboardColumn(key, "corruption", CORRUPTIONS, _members(labels), is_published_corruptions=published)
 
 
 def _is_published(labels: Iterable[str], cases: Mapping[str, MeasuredCase], about: Measurement) -> bool:
@@ -317,7 +333,7 @@ def _mean(numbers: Sequence[Estimate]) -> Estimate:
 def _board(draft: _Draft) -> Board:
     columns = sorted(draft.columns.values(), key=lambda each: (_ORDER.index(each.kind), each.norms, each.eps or 0))
     entries = _with_distinct_names(list(draft.entries.values()))
-    return ranked(Board(draft.data, _with_distinct_titles(columns), entries, draft.preprocessing))
+    return ranked(Board(draft.data, _with_distinct_titles(columns), entries, draft.classes, draft.preprocessing))
 
 
 def ranked(board: Board) -> Board:
@@ -326,40 +342,44 @@ def ranked(board: Board) -> Board:
     sign = 1 if chosen.kind == "errors" else -1
 
     def rank(entry: Entry) -> float:
-        return sign * entry.numbers[chosen.key].value if chosen.key in entry.numbers else math.inf
+        value = entry.value(chosen)
+        return math.inf if value is None else sign * value
 
     return replace(board, entries=sorted(board.entries, key=rank))
 
 
-def _sort_column(columns: Sequence[Column], entries: Sequence[Entry]) -> Column:
+def _sort_column(columns: Sequence[LeaderboardColumn], entries: Sequence[Entry]) -> LeaderboardColumn:
     """Return the robust accuracy that most models have."""
     robust = [column for kind in _ROBUST for column in columns if column.kind == kind]
-    return max(robust or columns, key=lambda column: sum(column.key in entry.numbers for entry in entries))
+    return max(robust or columns, key=lambda column: sum(entry.value(column) is not None for entry in entries))
 
 
-def _with_distinct_titles(columns: Sequence[Column]) -> list[Column]:
+def _with_distinct_titles(columns: Sequence[LeaderboardColumn]) -> list[LeaderboardColumn]:
     """Number the columns that differ but have the same name."""
     seen: dict[str, int] = {}
     result = []
     for column in columns:
         seen[column.name] = seen.get(column.name, 0) + 1
         number = f" ({seen[column.name]})" if seen[column.name] > 1 else ""
-        result.append(Column(**vars(column) | {"title": f"{column.title}{number}"}))
+        result.append(LeaderboardColumn(**vars(column) | {"title": f"{column.title}{number}"}))
     return result
 
 
 def _with_distinct_names(entries: list[Entry]) -> list[Entry]:
-    """Append a hash of the weights to names that several models have."""
-    names = [entry.model for entry in entries]
+    """Append a hash of the weights to names that several models have, and of the code if the weights are equal too."""
+    names = Counter(entry.model for entry in entries)
+    weights = Counter((entry.model, entry.weights) for entry in entries)
     for entry in entries:
-        if names.count(entry.model) > 1:
-            entry.model = f"{entry.model} ({entry.weights[:8]})"
+        equal = weights[entry.model, entry.weights] > 1
+        if names[entry.model] > 1:
+            entry.model = f"{entry.model} ({entry.weights[:8]}{f', code {entry.identity}' if equal else ''})"
     return entries
 
 
-def cell(entry: Entry, column: Column) -> dict[str, Any]:
+def cell(entry: Entry, column: LeaderboardColumn) -> dict[str, Any]:
     """Return a number as text for files; empty strings where there is none."""
     number = entry.numbers.get(column.key)
     parts = {"value": number.value, "low": number.low, "high": number.high} if number else {}
     texts = {name: f"{part:.6g}" if math.isfinite(part) else "" for name, part in parts.items()}
-    return {"value": "", "low": "", "high": "", **texts, "n": (number.n or "") if number else ""}
+    images = {"n": (number.n or "") if number else "", "population": entry.populations.get(column.key, "")}
+    return {"value": "", "low": "", "high": "", **texts, **images}

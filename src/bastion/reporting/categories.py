@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bastion.measuring.correlation import LEAST, spearman
-from bastion.reporting.boards import Board, Column, Entry
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn
 from bastion.reporting.figures import Figure, Table
 from bastion.reporting.wording import amount, percent
 
@@ -30,7 +30,7 @@ def category_means(board: Board) -> Figure | None:
     """Return a table of every column's mean over the models of each category."""
     if len(board.categories) < 2:
         return None
-    columns = _columns(board)
+    columns = _columns(board, [column for column in board.columns if not column.is_two_phase])
     rows = []
     for category in board.categories:
         members = [position for position, entry in enumerate(board.entries) if entry.category == category]
@@ -38,6 +38,8 @@ def category_means(board: Board) -> Figure | None:
         rows.append((category, [str(len(members)), best, *(_mean(column, members) for column in columns)]))
     heads = ["category", "models", "first", *(column.name for column in columns)]
     caption = "Means over models. Click on “category” in the table above to see its models together, ranked as before."
+    if any(column.is_two_phase for column in board.columns):
+        caption += " Two-phase estimates have none, as they are not told without their intervals."
     return Figure("By category", caption=caption, table=Table(heads, rows))
 
 
@@ -50,7 +52,7 @@ def _mean(column: Numbers, members: Sequence[int]) -> str:
 
 def correlations(board: Board) -> Figure | None:
     """Return a table of correlations between the columns that enough models have."""
-    columns = [column for column in _columns(board) if len(column.values) >= LEAST]
+    columns = [column for column in _columns(board, board.columns) if len(column.values) >= LEAST]
     if len(columns) < 2:
         return None
     rows = [(one.name, [_correlation(one, other) for other in columns[:number]]) for number, one in enumerate(columns)]
@@ -70,15 +72,12 @@ def _correlation(one: Numbers, other: Numbers) -> str:
     return f"{found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f})".replace("-", "−")
 
 
-def _columns(board: Board) -> list[Numbers]:
-    found = [Numbers(column.short, _values(board.entries, column), column.is_share) for column in board.columns]
+def _columns(board: Board, columns: Sequence[LeaderboardColumn]) -> list[Numbers]:
+    found = [Numbers(column.short, _values(board.entries, column), column.is_share) for column in columns]
     sizes = {number: float(entry.parameters) for number, entry in enumerate(board.entries) if entry.parameters}
     return [*found, Numbers("parameters", sizes, False)] if sizes else found
 
 
-def _values(entries: Sequence[Entry], column: Column) -> dict[int, float]:
-    return {
-        position: entry.numbers[column.key].value
-        for position, entry in enumerate(entries)
-        if column.key in entry.numbers
-    }
+def _values(entries: Sequence[Entry], column: LeaderboardColumn) -> dict[int, float]:
+    values = {position: entry.value(column) for position, entry in enumerate(entries)}
+    return {position: value for position, value in values.items() if value is not None}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import count
 
 # Numbers of the study `complexity`: their text and format.
@@ -31,18 +31,18 @@ class CostTable:
         return bool(self.models or self.attacks)
 
 
-def cost_table(comparison: Comparison) -> CostTable:
-    first = comparison.rows[0].facts
+def cost_table(table: SharedTable) -> CostTable:
+    first = table.rows[0].facts
     labels = [case.label for case in first.about.cases if {"forwards", "backwards"} <= {*case.columns}]
-    models = [(text, [_scalar(row, name) for row in comparison.rows]) for name, (text, _) in _SCALARS.items()]
-    models.append(("seconds of measuring, of all workers together", [_total_seconds(row) for row in comparison.rows]))
+    models = [(text, [_scalar(row, name) for row in table.rows]) for name, (text, _) in _SCALARS.items()]
+    models.append(("seconds of measuring, of all workers together", [_total_seconds(row) for row in table.rows]))
     return CostTable(
         models=[(text, cells) for text, cells in models if any(cells)],
-        attacks=[(label, [_per_image(row, label) for row in comparison.rows]) for label in labels],
+        attacks=[(label, [_per_image(row, label) for row in table.rows]) for label in labels],
     )
 
 
-def _scalar(row: Row, name: str) -> str:
+def _scalar(row: TableRow, name: str) -> str:
     """Return a number of the study `complexity`; parameters also as counted by any measurement."""
     for columns in row.facts.studies().values():
         if "macs" in columns and name in columns and math.isfinite(columns[name].item()):
@@ -51,14 +51,14 @@ def _scalar(row: Row, name: str) -> str:
     return count(parameters) if name == "parameters" and parameters is not None else ""
 
 
-def _total_seconds(row: Row) -> str:
+def _total_seconds(row: TableRow) -> str:
     """Return the time that all probes and studies take; empty if some were stored before and not timed."""
     about = row.facts.about
     seconds = [about.seconds.get(case.label, math.nan) * case.n for case in about.cases]
     return _seconds(sum(seconds)) if math.isfinite(sum(seconds)) else ""
 
 
-def _per_image(row: Row, label: str) -> tuple[str, str, str]:
+def _per_image(row: TableRow, label: str) -> tuple[str, str, str]:
     forwards, backwards = (float(row.facts.columns[f"{label}/{name}"].mean()) for name in ("forwards", "backwards"))
     seconds = row.facts.about.seconds.get(label)
     return f"{forwards:,.0f}", f"{backwards:,.0f}", "" if seconds is None else f"{_seconds(seconds)}\u00a0s"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bastion.measuring.compare import example_index
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.paired import Paired, paired
-from bastion.reporting.tables import Comparison, Row, per_example
+from bastion.reporting.tables import SharedTable, TableRow, per_example
 
 PAIRS = 6  # all pairs of four runs; of more runs each is compared with the first only
 SHOWN = 20  # images of a list
@@ -27,8 +27,8 @@ class Changed(NamedTuple):
 class Difference:
     """`other` less `one` by label of the headline, without two-phase estimates, which have no paired difference."""
 
-    one: Row
-    other: Row
+    one: TableRow
+    other: TableRow
     by_label: dict[str, Paired]
 
     @property
@@ -46,15 +46,15 @@ def _listed(images: list[int]) -> str:
     return ", ".join(map(str, images[:SHOWN])) + (" …" if len(images) > SHOWN else "") or "none"
 
 
-def differences(comparison: Comparison) -> list[Difference]:
-    labels = [label for label in comparison.columns if label not in comparison.phased]
-    pairs = list(itertools.combinations(comparison.rows, 2)) if labels else []
+def differences(table: SharedTable) -> list[Difference]:
+    labels = [label for label in table.columns if label not in table.phased]
+    pairs = list(itertools.combinations(table.rows, 2)) if labels else []
     if len(pairs) > PAIRS:
-        pairs = [(comparison.rows[0], other) for other in comparison.rows[1:]]
+        pairs = [(table.rows[0], other) for other in table.rows[1:]]
     return [Difference(one, other, {label: _paired(one, other, label) for label in labels}) for one, other in pairs]
 
 
-def _paired(one: Row, other: Row, label: str) -> Paired:
+def _paired(one: TableRow, other: TableRow, label: str) -> Paired:
     a, b = per_example(one.facts, label), per_example(other.facts, label)
     return paired(a, b, one.facts.about.population)  # the same for all rows of a table
 

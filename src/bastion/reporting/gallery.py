@@ -16,7 +16,7 @@ from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, rescaled, to_bytes
-from bastion.reporting.tables import Comparison, ReportedRun, threat_text
+from bastion.reporting.tables import ReportedRun, SharedTable, threat_text
 from bastion.suite import written
 
 EXAMPLES = 8
@@ -56,24 +56,24 @@ class _StoredPictures:
 
 def galleries(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, list[Gallery]]]:
     """Return one gallery per run and attack with stored pictures; all runs show the same images of an attack."""
-    shown: dict[int, list[Gallery]] = {run.mark: [] for run in runs}
+    shown: dict[int, list[Gallery]] = {run.number: [] for run in runs}
     for group in _stored_pictures(runs):
         positions = functools.reduce(np.intersect1d, [each.pictures["position"] for each in group])
         chosen = positions[choose(np.sum([each.right(positions) for each in group], axis=0))]
         for each in group:
-            shown[each.run.mark].append(_gallery(each, chosen))
-    return [(run, shown[run.mark]) for run in runs if shown[run.mark]]
+            shown[each.run.number].append(_gallery(each, chosen))
+    return [(run, shown[run.number]) for run in runs if shown[run.number]]
 
 
 def _stored_pictures(runs: Sequence[ReportedRun]) -> list[list[_StoredPictures]]:
     """Group stored pictures by attack and data; measurements of a run that share a probe are counted once."""
     groups: dict[str, dict[tuple[int, str], _StoredPictures]] = {}
     for run in runs:
-        for facts in run.measurements:
+        for facts in (each for each in run.measurements if not run.outdated(each)):
             for case in _largest(facts.about.cases):
                 group = groups.setdefault(storage.fingerprint([facts.about.data, case.label, case.spec, case.at]), {})
-                if (run.mark, case.store) not in group and (pictures := facts.pictures(case.label)):
-                    group[run.mark, case.store] = _StoredPictures(run, facts, case.label, pictures)
+                if (run.number, case.store) not in group and (pictures := facts.pictures(case.label)):
+                    group[run.number, case.store] = _StoredPictures(run, facts, case.label, pictures)
     return [list(group.values()) for group in groups.values() if group]
 
 
@@ -106,9 +106,9 @@ def _gallery(stored: _StoredPictures, positions: Column) -> Gallery:
     return Gallery(label, threat_text(facts, label), scale_text, examples)
 
 
-def side_by_side(comparison: Comparison, label: str) -> tuple[Column, list[dict[str, Column]]]:
+def side_by_side(table: SharedTable, label: str) -> tuple[Column, list[dict[str, Column]]]:
     """Return the positions that every row has pictures of under this probe, and each row's pictures."""
-    kept = [row.facts.pictures(label) for row in comparison.rows]
+    kept = [row.facts.pictures(label) for row in table.rows]
     if not all(kept):
         return np.zeros(0, np.int64), [{} for _ in kept]
     positions = functools.reduce(np.intersect1d, [each["position"] for each in kept])

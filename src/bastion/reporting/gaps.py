@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from bastion.measuring.intervals import Estimate, difference
 from bastion.reporting import svg
-from bastion.reporting.boards import ACCURACIES, Board, Column
+from bastion.reporting.boards import ACCURACIES, Board, LeaderboardColumn
 from bastion.reporting.figures import Figure, Table
 from bastion.reporting.wording import interval, percent, points
 
@@ -63,7 +63,7 @@ def _figure(train: Board, test: Board, key: str) -> Figure | None:
     return Figure("Training and test images", panels, CAPTION, Table(["model", "category", *heads], rows), legend=False)
 
 
-def _gaps(train: Board, test: Board, columns: Sequence[Column]) -> Iterator[Gap]:
+def _gaps(train: Board, test: Board, columns: Sequence[LeaderboardColumn]) -> Iterator[Gap]:
     """Yield the models that are on both boards, in the order of the test board."""
     trained = {entry.weights: entry for entry in train.entries}
     for entry in test.entries:
@@ -71,13 +71,13 @@ def _gaps(train: Board, test: Board, columns: Sequence[Column]) -> Iterator[Gap]
         pairs = {
             column.key: (other.numbers[column.key], entry.numbers[column.key])
             for column in columns
-            if other and column.key in other.numbers and column.key in entry.numbers
+            if other and other.value(column) is not None and entry.value(column) is not None
         }
         if pairs:
             yield Gap(entry.model, entry.category, pairs)
 
 
-def _cells(gap: Gap, columns: Sequence[Column]) -> list[str]:
+def _cells(gap: Gap, columns: Sequence[LeaderboardColumn]) -> list[str]:
     cells = []
     for column in columns:
         if column.key not in gap.pairs:
@@ -90,7 +90,7 @@ def _cells(gap: Gap, columns: Sequence[Column]) -> list[str]:
     return cells
 
 
-def _panel(gaps: Sequence[Gap], column: Column, key: str) -> Markup:
+def _panel(gaps: Sequence[Gap], column: LeaderboardColumn, key: str) -> Markup:
     """Draw a line from the training to the test accuracy of each model."""
     shown = [gap for gap in gaps if column.key in gap.pairs]
     with svg.figure(420, ROW * len(shown) + 80) as drawn:

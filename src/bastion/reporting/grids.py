@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.facts import SHARE, Facts
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.axes import corruption
-from bastion.reporting.tables import Comparison, Row, corruption_mean, corruptions, per_example
+from bastion.reporting.tables import SharedTable, TableRow, corruption_mean, corruptions, per_example
 from bastion.suite import CORRECT, written
 
 CLASSES = 20  # of more classes only the least accurate are shown
@@ -26,7 +26,7 @@ class HeatMap:
     """Accuracy of one run; None where nothing was measured. The last row and column are means."""
 
     name: str
-    mark: int
+    number: int  # of the run
     columns: list[str]
     rows: list[tuple[str, list[Estimate | None]]]
 
@@ -55,19 +55,20 @@ class Confusion:
     share: float  # of the images of the true class
 
 
-def heat_maps(comparison: Comparison) -> list[HeatMap]:
+def heat_maps(table: SharedTable) -> list[HeatMap]:
     """Return one heat map per run, if there are several corruptions."""
-    return [_heat_map(row) for row in comparison.rows] if len(corruptions(comparison.rows[0].facts)) > 1 else []
+    return [_heat_map(row) for row in table.rows] if len(corruptions(table.rows[0].facts)) > 1 else []
 
 
-def _heat_map(row: Row) -> HeatMap:
-    cells = {(corruption(case), _severity(case)): row.facts.correct(case.label) for case in corruptions(row.facts)}
+def _heat_map(row: TableRow) -> HeatMap:
+    facts = row.facts
+    cells = {(corruption(case), _severity(case)): facts.correct(case.label) for case in corruptions(facts)}
     kinds = list(dict.fromkeys(kind for kind, _ in cells))
     severities = sorted(dict.fromkeys(severity for _, severity in cells), key=_order)
-    rows = [(kind, _with_mean([cells.get((kind, each)) for each in severities])) for kind in kinds]
-    last = [_mean([column for (_, each), column in cells.items() if each == severity]) for severity in severities]
-    rows.append((MEAN, [*last, estimate(corruption_mean(row.facts))]))
-    return HeatMap(row.name, row.run.mark, [*map(written, severities), MEAN], rows)
+    rows = [(kind, _with_mean(facts, [cells.get((kind, each)) for each in severities])) for kind in kinds]
+    last = [_mean(facts, [column for (_, each), column in cells.items() if each == level]) for level in severities]
+    rows.append((MEAN, [*last, facts.estimate(corruption_mean(facts), SHARE)]))
+    return HeatMap(row.name, row.run.number, [*map(written, severities), MEAN], rows)
 
 
 def _severity(case: MeasuredCase) -> Any:
@@ -78,13 +79,13 @@ def _order(severity: Any) -> tuple[bool, Any]:
     return isinstance(severity, str), severity
 
 
-def _with_mean(columns: Sequence[Column | None]) -> list[Estimate | None]:
+def _with_mean(facts: Facts, columns: Sequence[Column | None]) -> list[Estimate | None]:
     measured = [column for column in columns if column is not None]
-    return [*(None if column is None else estimate(column) for column in columns), _mean(measured)]
+    return [*(None if column is None else facts.estimate(column) for column in columns), _mean(facts, measured)]
 
 
-def _mean(columns: Sequence[Column]) -> Estimate:
-    return estimate(np.asarray(np.mean(columns, axis=0)))
+def _mean(facts: Facts, columns: Sequence[Column]) -> Estimate:
+    return facts.estimate(np.asarray(np.mean(columns, axis=0)), SHARE)
 
 
 def clean_predictions(facts: Facts) -> MeasuredCase | None:
@@ -93,26 +94,26 @@ def clean_predictions(facts: Facts) -> MeasuredCase | None:
     return next((case for case in facts.with_role("clean") if wanted <= {*case.columns}), None)
 
 
-def class_table(comparison: Comparison) -> ClassTable | None:
+def class_table(table: SharedTable) -> ClassTable | None:
     """Return accuracies by class on clean images, and in the worst case if the suite has one."""
-    case = clean_predictions(comparison.rows[0].facts)
+    case = clean_predictions(table.rows[0].facts)
     if case is None:
         return None
-    worst = [name for name, each in comparison.about.aggregates.items() if each.kind == "worst"][:1]
+    worst = [name for name, each in table.about.aggregates.items() if each.kind == "worst"][:1]
     shown = [case.label, *worst]
-    labels = comparison.rows[0].facts.columns[f"{case.label}/label"]
-    columns = [per_example(row.facts, name) for row in comparison.rows for name in shown]
+    labels = table.rows[0].facts.columns[f"{case.label}/label"]
+    columns = [(row.facts, per_example(row.facts, name)) for row in table.rows for name in shown]
     rows = [
-        ClassRow(class_name(comparison.about.classes, each), int((labels == each).sum()), _of(columns, labels == each))
+        ClassRow(
+            class_name(table.about.classes, each),
+            int((labels == each).sum()),
+            [facts.estimate(column[labels == each]) for facts, column in columns],
+        )
         for each in np.unique(labels)
     ]
     if len(rows) > CLASSES:
         rows = sorted(rows, key=lambda row: sum(each.value for each in row.accuracies))
     return ClassTable(shown, rows[:CLASSES], max(0, len(rows) - CLASSES))
-
-
-def _of(columns: Sequence[Column], which: Column) -> list[Estimate]:
-    return [estimate(column[which]) for column in columns]
 
 
 def confusions(facts: Facts) -> list[Confusion]:

@@ -18,7 +18,7 @@ BINS = 32
 
 @dataclass(frozen=True)
 class Histogram:
-    mark: int  # of the run
+    number: int  # of the run
     values: Column
     line: float  # a dashed line at a value to compare with, such as the mean
     point: float | None = None  # a triangle on the axis, such as the lowest
@@ -32,7 +32,7 @@ def histogram(shown: Sequence[Histogram], title: str, xlabel: str, key: str) -> 
         axes = svg.axes(drawn, left=38, right=14, top=34, bottom=44)
         axes.set_title(title, loc="left", x=-0.1, pad=10, fontsize=13)
         for each in shown:
-            paint = svg.colour(each.mark)
+            paint = svg.colour(each.number)
             counts, edges = np.histogram(each.values, bins=BINS, range=(low, high) if high > low else None)
             axes.stairs(counts, edges, fill=True, color=paint, alpha=0.2)
             axes.stairs(counts, edges, color=paint, linewidth=1.6)

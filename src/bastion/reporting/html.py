@@ -15,7 +15,7 @@ from bastion.errors import printable
 from bastion.measuring.facts import Facts
 from bastion.measuring.measurement import MeasuredCase, Measurement, mixture, unreadable
 from bastion.measuring.table import stopped
-from bastion.reporting import figures, pictures, plots, tables, wording
+from bastion.reporting import figures, pictures, plots, wording
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
@@ -23,7 +23,7 @@ from bastion.reporting.grids import class_table, confusions, heat_maps
 from bastion.reporting.overview import overviews
 from bastion.reporting.robustness_curves import CurveChart, distances, resolution_curves, security_curves
 from bastion.reporting.summary import page_title, summary
-from bastion.reporting.tables import Comparison, ReportedRun
+from bastion.reporting.tables import ReportedRun, SharedTable, read_runs, shared_tables
 from bastion.reporting.training import training_panels
 
 _WIDTHS = {"wide": 1080, "medium": 700, "narrow": 350}  # of a chart: for desktop, tablet or print, and phone
@@ -35,40 +35,40 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
     A run is its folder, or the model that was measured: `zoo/NAME`, `timm/NAME`, a model folder.
     """
     folders = [runs] if isinstance(runs, str | Path) or not isinstance(runs, Sequence) else runs
-    page = render(tables.read_runs(folders))
+    page = render(read_runs(folders))
     storage.write_text(Path(output), printable(page))
     return Path(output)
 
 
 def render(runs: Sequence[ReportedRun]) -> str:
-    comparisons = tables.compare(runs)
-    overview = overviews(comparisons)
+    tables = shared_tables(runs)
+    overview = overviews(tables)
     sections = {
         "accuracy": [
             (each, _charts(each, position), differences(each))
-            for position, each in enumerate(comparisons)
+            for position, each in enumerate(tables)
             if each.has_numbers
         ],
-        "attacks": _with_any(comparisons, _waterfalls),
-        "security": _with_any(comparisons, _security),
-        "distances": _with_any(comparisons, _distances),
-        "corruptions": _with_any(comparisons, lambda each, _: heat_maps(each)),
-        "resolution": _with_any(comparisons, _resolution),
-        "analysis": _with_any(comparisons, lambda each, position: figures.draw(each, f"analysis-{position}")),
-        "classes": _classes(comparisons),
+        "attacks": _with_any(tables, _waterfalls),
+        "security": _with_any(tables, _security),
+        "distances": _with_any(tables, _distances),
+        "corruptions": _with_any(tables, lambda each, _: heat_maps(each)),
+        "resolution": _with_any(tables, _resolution),
+        "analysis": _with_any(tables, lambda each, position: figures.draw(each, f"analysis-{position}")),
+        "classes": _classes(tables),
         "pictures": galleries(runs),
         "training": training_panels(runs),
-        "cost": _with_any(comparisons, lambda each, _: cost_table(each)),
+        "cost": _with_any(tables, lambda each, _: cost_table(each)),
     }
     return (
         environment()
         .get_template("report.html.j2")
         .render(
-            title=page_title(runs, comparisons),
+            title=page_title(runs, tables),
             runs=runs,
-            comparisons=comparisons,
+            tables=tables,
             overview=overview,
-            summary=summary(comparisons, overview),
+            summary=summary(tables, overview),
             unmeasured=[run for run in runs if not run.measurements],
             trained=[run for run in runs if run.records("step") + run.records("epoch")],
             details=[_details(run) for run in runs],
@@ -89,6 +89,7 @@ def environment() -> jinja2.Environment:
         "percent": wording.percent,
         "points": wording.points,
         "interval": wording.interval,
+        "share_cell": wording.share_cell,
         "quantity": wording.quantity,
         "count": wording.count,
         "amount": wording.amount,
@@ -101,59 +102,55 @@ def environment() -> jinja2.Environment:
     return result
 
 
-def _with_any(
-    comparisons: Sequence[Comparison], make: Callable[[Comparison, int], Any]
-) -> list[tuple[Comparison, Any]]:
-    """Return a section's content for each comparison that has facts for it."""
-    made = [(comparison, make(comparison, position)) for position, comparison in enumerate(comparisons)]
-    return [(comparison, shown) for comparison, shown in made if shown]
+def _with_any(tables: Sequence[SharedTable], make: Callable[[SharedTable, int], Any]) -> list[tuple[SharedTable, Any]]:
+    """Return a section's content for each table that has facts for it."""
+    made = [(table, make(table, position)) for position, table in enumerate(tables)]
+    return [(table, shown) for table, shown in made if shown]
 
 
-def _charts(comparison: Comparison, position: int) -> dict[str, Markup]:
+def _charts(table: SharedTable, position: int) -> dict[str, Markup]:
     """Return charts by width; none for a suite with less than two accuracies."""
-    widths = _WIDTHS if comparison.charted else {}
-    return {
-        name: plots.accuracy_chart(comparison, width, f"accuracy-{position}-{name}") for name, width in widths.items()
-    }
+    widths = _WIDTHS if table.charted else {}
+    return {name: plots.accuracy_chart(table, width, f"accuracy-{position}-{name}") for name, width in widths.items()}
 
 
-def _waterfalls(comparison: Comparison, position: int) -> list[tuple[str, Any, list[Any]]]:
+def _waterfalls(table: SharedTable, position: int) -> list[tuple[str, Any, list[Any]]]:
     """Return, per ensemble, the accuracies after each member and a chart for each run."""
-    ensembles = {label: stages for label, stages in comparison.stages().items() if len(stages) > 1}
+    ensembles = {label: stages for label, stages in table.stages().items() if len(stages) > 1}
     return [
         (label, stages, [(row, plots.waterfall(row, label, f"fall-{position}-{number}-{line}")) for line, row in rows])
         for number, (label, stages) in enumerate(ensembles.items())
-        for rows in [list(enumerate(comparison.rows))]
+        for rows in [list(enumerate(table.rows))]
     ]
 
 
-def _security(comparison: Comparison, position: int) -> list[Markup]:
-    return _panels(comparison, security_curves(comparison), f"security-{position}")
+def _security(table: SharedTable, position: int) -> list[Markup]:
+    return _panels(table, security_curves(table), f"security-{position}")
 
 
-def _resolution(comparison: Comparison, position: int) -> list[Markup]:
-    return _panels(comparison, resolution_curves(comparison), f"resolution-{position}")
+def _resolution(table: SharedTable, position: int) -> list[Markup]:
+    return _panels(table, resolution_curves(table), f"resolution-{position}")
 
 
-def _panels(comparison: Comparison, charts: Sequence[CurveChart], key: str) -> list[Markup]:
-    return [plots.curve_panel(chart, comparison.chance, f"{key}-{number}") for number, chart in enumerate(charts)]
+def _panels(table: SharedTable, charts: Sequence[CurveChart], key: str) -> list[Markup]:
+    return [plots.curve_panel(chart, table.chance, f"{key}-{number}") for number, chart in enumerate(charts)]
 
 
-def _distances(comparison: Comparison, position: int) -> list[tuple[str, Markup, Any]]:
+def _distances(table: SharedTable, position: int) -> list[tuple[str, Markup, Any]]:
     return [
         (label, plots.distance_panel(label, rows, f"distance-{position}-{number}"), rows)
-        for number, (label, rows) in enumerate(distances(comparison).items())
+        for number, (label, rows) in enumerate(distances(table).items())
     ]
 
 
-def _classes(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, Any, list[Any]]]:
+def _classes(tables: Sequence[SharedTable]) -> list[tuple[SharedTable, Any, list[Any]]]:
     """Return class tables, so that each run is shown once per data set, with the most images."""
-    found: list[tuple[Comparison, Any, list[Any]]] = []
+    found: list[tuple[SharedTable, Any, list[Any]]] = []
     covered: set[tuple[str, int]] = set()
-    for each in sorted(comparisons, key=lambda each: (len(each.rows), each.n), reverse=True):
-        pairs = {(storage.fingerprint(each.about.data), run.mark) for run in each.runs}
-        if not each.stale and not pairs <= covered and (table := class_table(each)):
-            found.append((each, table, [(row, confusions(row.facts)) for row in each.rows]))
+    for each in sorted(tables, key=lambda each: (len(each.rows), each.n), reverse=True):
+        pairs = {(storage.fingerprint(each.about.data), run.number) for run in each.runs}
+        if not each.outdated and not pairs <= covered and (by_class := class_table(each)):
+            found.append((each, by_class, [(row, confusions(row.facts)) for row in each.rows]))
             covered |= pairs
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bastion import storage
-from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import Estimate, bounded_mean
+from bastion.measuring.facts import SHARE, Facts
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
-from bastion.reporting.tables import Comparison, ReportedRun, Row, corruption_mean, corruptions
+from bastion.reporting.tables import ReportedRun, SharedTable, TableRow, corruption_mean, corruptions
 from bastion.suite import CORRECT
 
 CLEAN = "clean"
@@ -27,12 +28,8 @@ class Model(NamedTuple):
     """A column of the overview: a run, or one of the models that were measured into it."""
 
     run: ReportedRun
-    weights: str
+    key: str
     name: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.run.mark}/{self.weights}"
 
 
 class Cell(NamedTuple):
@@ -92,18 +89,18 @@ class _Probe(NamedTuple):
         return facts.correct(self.labels[0]) if len(self.labels) == 1 else corruption_mean(facts)
 
 
-def overviews(comparisons: Sequence[Comparison]) -> list[Overview]:
+def overviews(tables: Sequence[SharedTable]) -> list[Overview]:
     """Return one overview per data set that several suites were measured on; a single suite has its own table."""
-    by_data: dict[str, list[Comparison]] = {}
-    for each in comparisons:
-        if not each.stale:
+    by_data: dict[str, list[SharedTable]] = {}
+    for each in tables:
+        if not each.outdated:
             by_data.setdefault(storage.fingerprint(each.about.data), []).append(each)
     several = [group for group in by_data.values() if len({each.about.suite for each in group}) > 1]
     return [made for group in several if (made := _overview(group)).rows]
 
 
-def _overview(comparisons: Sequence[Comparison]) -> Overview:
-    measured = [row for comparison in comparisons for row in comparison.rows]
+def _overview(tables: Sequence[SharedTable]) -> Overview:
+    measured = [row for table in tables for row in table.rows]
     models = _models(measured)
     probes = [probe for row in measured for probe in _probes(models[_key(row)], row.facts)]
     clean = [each for each in probes if each.threat is None and len(each.labels) == 1]
@@ -116,24 +113,24 @@ def _overview(comparisons: Sequence[Comparison]) -> Overview:
         rows.append(_row(ALL_THREATS, [[each for each in attacks if each.threat == threat] for threat in threats]))
     most = max((len(each.labels) for each in corrupted), default=0)
     rows.append(_row(CORRUPTED, [[each for each in corrupted if len(each.labels) == most]]))
-    about = comparisons[0].about.data
+    about = tables[0].about.data
     return Overview(about["name"], about["split"], list(models.values()), [each for each in rows if each.cells])
 
 
-def _key(row: Row) -> tuple[int, str]:
-    return row.run.mark, row.facts.about.weights
+def _key(row: TableRow) -> str:
+    about = row.facts.about
+    return f"{row.run.number}/{about.identity}/{about.weights}"
 
 
-def _models(rows: Iterable[Row]) -> dict[tuple[int, str], Model]:
-    """Return the columns by run and weights. A run that holds facts of several models has a column for each."""
+def _models(rows: Iterable[TableRow]) -> dict[str, Model]:
+    """Return the columns by key. A run that holds facts of several models has a column for each."""
     first = {_key(row): row for row in rows}
-    marks = [mark for mark, _ in first]
-    return {
-        key: Model(
-            row.run, key[1], row.run.name if marks.count(key[0]) == 1 else f"{row.run.name}, {row.facts.about.model}"
-        )
+    runs = Counter(row.run.number for row in first.values())
+    names = {
+        key: row.run.name if runs[row.run.number] == 1 else f"{row.run.name}, {row.facts.about.model}"
         for key, row in first.items()
     }
+    return {key: Model(row.run, key, names[key]) for key, row in first.items()}
 
 
 def _probes(model: Model, facts: Facts) -> Iterable[_Probe]:
@@ -194,6 +191,6 @@ def _cell(probes: Sequence[_Probe], n: int) -> Cell:
     cases = [each.facts.case(label) for each in probes for label in each.labels]
     under = tuple(dict.fromkeys(case.label for case in cases))
     settings = frozenset(case.store.rpartition("/")[2] for case in cases)
-    if columns[0].dtype != bool:
-        return Cell(bounded_mean(columns[0]), under, settings)
-    return Cell(probes[0].facts.first(n).estimate(np.logical_and.reduce(columns)), under, settings)
+    is_mean = columns[0].dtype != bool  # over corruptions, the same in every suite that has all of them
+    column = columns[0] if is_mean else np.logical_and.reduce(columns)
+    return Cell(probes[0].facts.first(n).estimate(column, SHARE), under, settings)

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from bastion.measuring.intervals import Estimate
 from bastion.reporting import svg
-from bastion.reporting.boards import Board, Column, Entry
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn
 from bastion.reporting.figures import Figure
 
 WIDTH = 0.38  # of a bar
@@ -31,11 +31,11 @@ def _without(name: str, word: str) -> str | None:
     return "-".join(part for part in parts if part != word) if word in parts else None
 
 
-def _any(pairs: Sequence[tuple[Entry, Entry]], column: Column) -> bool:
-    return any(column.key in one.numbers and column.key in other.numbers for one, other in pairs)
+def _any(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn) -> bool:
+    return any(None not in (one.value(column), other.value(column)) for one, other in pairs)
 
 
-def _panel(pairs: Sequence[tuple[Entry, Entry]], column: Column, word: str, key: str) -> Markup:
+def _panel(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn, word: str, key: str) -> Markup:
     shown = [pair for pair in pairs if _any([pair], column)]
     with svg.figure(420, 300) as drawn:
         axes = svg.axes(drawn, left=44, right=14, top=30, bottom=74)

@@ -36,9 +36,9 @@ def figure(picture: Picture, alt: str) -> Markup:
 
 
 def grid(
-    mark: int | None, title: str, pictures: Sequence[Picture], *, columns: Sequence[str] | int, about: str
+    number: int | None, title: str, pictures: Sequence[Picture], *, columns: Sequence[str] | int, about: str
 ) -> Markup:
-    """Return rows of pictures under a run's name and the names of the columns, if they have any.
+    """Return rows of pictures under a title, with the mark of the run of this number, and the names of the columns.
 
     `about` is the alternative text.
     """
@@ -46,13 +46,13 @@ def grid(
     heads = Markup().join(Markup("<span>{}</span>").format(name) for name in names)
     shown = Markup().join(figure(each, f"{about}, {each.caption}" if each.caption else about) for each in pictures)
     return Markup('<h4>{}{}</h4><div class="pictures" style="--columns: {}">{}{}</div>').format(
-        Markup() if mark is None else run_mark(mark) + " ", title, len(names) or columns, heads, shown
+        Markup() if number is None else run_mark(number) + " ", title, len(names) or columns, heads, shown
     )
 
 
-def run_mark(mark: int) -> Markup:
+def run_mark(number: int) -> Markup:
     """Return the marker of a run in its colour."""
-    colour, sign = f"var(--run-{mark % svg.COLOURS})", svg.MARKERS[svg.marker(mark)]
+    colour, sign = f"var(--run-{number % svg.COLOURS})", svg.MARKERS[svg.marker(number)]
     return Markup('<span class="mark" style="color: {}" aria-hidden="true">{}</span>').format(colour, sign)
 
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.intervals import Estimate
 from bastion.reporting import svg
 from bastion.reporting.robustness_curves import CurveChart, Distances, Line
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import norm_sign, percent
 
 _BACKING = {"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1}  # keeps grid lines out of text
@@ -25,43 +25,43 @@ _BINS = 24
 _LEVELS = (1, 2, 4, 8, 16, 32, 64)  # between ticks of an ℓ∞ radius
 
 
-def accuracy_chart(comparison: Comparison, width: int, key: str) -> Markup:
+def accuracy_chart(table: SharedTable, width: int, key: str) -> Markup:
     """Draw every run's accuracy under every probe as a dot on its 95 % interval."""
-    block = _GAP + _ROW * len(comparison.rows)
-    height = _HEAD + block * len(comparison.charted) + _FOOT
+    block = _GAP + _ROW * len(table.rows)
+    height = _HEAD + block * len(table.charted) + _FOOT
     with svg.figure(width, height) as figure:
         axes = svg.axes(figure, left=6, right=52, top=_HEAD, bottom=_FOOT)
-        axes.set(xlim=(0, 100), ylim=(block * len(comparison.charted), 0), xticks=range(0, 101, 20), yticks=[])
+        axes.set(xlim=(0, 100), ylim=(block * len(table.charted), 0), xticks=range(0, 101, 20), yticks=[])
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("images classified right (%)")
-        chance = 100 * comparison.chance
+        chance = 100 * table.chance
         axes.annotate(
             "chance", (chance, 0), (0, 5), textcoords="offset points", color=svg.MUTED, ha="center", fontsize=11
         )
-        for position, label in enumerate(comparison.charted):
+        for position, label in enumerate(table.charted):
             top = block * position
             # Only beside the dots, so that the line does not cross text.
             axes.plot([chance] * 2, [top + _GAP, top + block], color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
-            _draw_probe(axes, comparison, label, top)
-        return svg.inline(figure, key, f"Accuracy with 95 % intervals: {comparison.title}, n = {comparison.n}")
+            _draw_probe(axes, table, label, top)
+        return svg.inline(figure, key, f"Accuracy with 95 % intervals: {table.title}, n = {table.n}")
 
 
-def _draw_probe(axes: Axes, comparison: Comparison, label: str, top: float) -> None:
+def _draw_probe(axes: Axes, table: SharedTable, label: str, top: float) -> None:
     """Draw the probe's name, then a line for each run with its number at the right edge."""
     beside: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False}
-    name = axes.annotate(comparison.name(label), (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=_BACKING)
-    axes.annotate(comparison.threat(label), (1, 0), (10, 0), xycoords=name, color=svg.MUTED, bbox=_BACKING, **beside)
-    for line, row in enumerate(comparison.rows):
+    name = axes.annotate(table.name(label), (0, top + _GAP - 8), fontsize=13, weight="bold", bbox=_BACKING)
+    axes.annotate(table.threat(label), (1, 0), (10, 0), xycoords=name, color=svg.MUTED, bbox=_BACKING, **beside)
+    for line, row in enumerate(table.rows):
         estimate, y = row.accuracies[label], top + _GAP + _ROW * (line + 0.5)
         low, value, high = (100 * part for part in (estimate.low, estimate.value, estimate.high))
-        paint: dict[str, Any] = {"color": svg.colour(row.run.mark), "clip_on": False}
+        paint: dict[str, Any] = {"color": svg.colour(row.run.number), "clip_on": False}
         axes.plot([low, high], [y, y], alpha=0.45, linewidth=6, solid_capstyle="butt", **paint)
-        axes.plot(value, y, svg.marker(row.run.mark), markersize=10, markeredgecolor=svg.PAPER, **paint)
+        axes.plot(value, y, svg.marker(row.run.number), markersize=10, markeredgecolor=svg.PAPER, **paint)
         axes.annotate(percent(estimate.value), (100, y), (46, 0), va="center", ha="right", **beside)
 
 
-def waterfall(row: Row, label: str, key: str) -> Markup:
+def waterfall(row: TableRow, label: str, key: str) -> Markup:
     """Draw the accuracy after each attack of an ensemble; pale: the images that this attack fooled."""
     stages = [(name, after.value) for name, after in row.facts.stages(label).items()]
     columns = row.facts.columns
@@ -74,7 +74,7 @@ def waterfall(row: Row, label: str, key: str) -> Markup:
         axes.set_xlabel("images still classified right (%)")
         for position, (name, right) in enumerate([("clean images", before), *stages]):
             top = _STAGE * position
-            paint: dict[str, Any] = {"height": 14, "color": svg.colour(row.run.mark), "align": "edge"}
+            paint: dict[str, Any] = {"height": 14, "color": svg.colour(row.run.number), "align": "edge"}
             axes.barh(top + 20, 100 * right, alpha=0.85, linewidth=0, **paint)
             axes.barh(top + 20, 100 * (before - right), left=100 * right, alpha=0.3, linewidth=0, **paint)
             axes.text(0, top + 15, name, fontsize=12, bbox=_BACKING)
@@ -114,14 +114,14 @@ def head(axes: Axes, text: str) -> None:
 
 
 def draw_line(axes: Axes, line: Line, *, is_step: bool) -> None:
-    paint = svg.colour(line.mark)
+    paint = svg.colour(line.number)
     low, value, high = (_percents(line.estimates, name) for name in ("low", "value", "high"))
     step: Any = {"step": "post"} if is_step else {}
     axes.fill_between(line.x, low, high, color=paint, alpha=0.15, linewidth=0, **step)
     if is_step:
         axes.step(line.x, value, where="post", color=paint, linewidth=2)
     else:
-        sign = {"marker": svg.marker(line.mark), "markersize": 7, "markeredgecolor": svg.PAPER}
+        sign = {"marker": svg.marker(line.number), "markersize": 7, "markeredgecolor": svg.PAPER}
         axes.plot(line.x, value, color=paint, linewidth=2, clip_on=False, **sign)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def distance_panel(label: str, shown: Sequence[Distances], key: str) -> Markup:
         axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
         head(axes, f"{label}: images")
         for each in shown:
-            paint = svg.colour(each.mark)
+            paint = svg.colour(each.number)
             counts, edges = np.histogram(each.found, bins=_BINS, range=(0, last))
             axes.stairs(counts, edges, fill=True, color=paint, alpha=0.2)
             axes.stairs(counts, edges, color=paint, linewidth=1.6)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, wilson
 from bastion.recipe_yaml import read_value
-from bastion.reporting.boards import Board, Column, Entry, ranked
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn, ranked
 
 NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
 
@@ -21,14 +21,15 @@ class Listed(NamedTuple):
     """A data set of RobustBench."""
 
     n: int
+    classes: int
     names: tuple[str, ...]  # in bastion
     radii: dict[str, float]  # of its leaderboards, by norm
 
 
 DATA = {
-    "cifar10": Listed(10_000, ("cifar10", "cifar10-c"), {"linf": 8 / 255, "l2": 0.5}),
-    "cifar100": Listed(10_000, ("cifar100", "cifar100-c"), {"linf": 8 / 255}),
-    "imagenet": Listed(5_000, ("imagenet-val", "imagenet-c"), {"linf": 4 / 255}),
+    "cifar10": Listed(10_000, 10, ("cifar10", "cifar10-c"), {"linf": 8 / 255, "l2": 0.5}),
+    "cifar100": Listed(10_000, 100, ("cifar100", "cifar100-c"), {"linf": 8 / 255}),
+    "imagenet": Listed(5_000, 1000, ("imagenet-val", "imagenet-c"), {"linf": 4 / 255}),
 }
 
 
@@ -60,7 +61,7 @@ class _Info:
         self.clean, self.robust = (float(content.get(key) or "nan") / 100 for key in ("clean_acc", "autoattack_acc"))
         self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
 
-    def entry(self, clean: Sequence[Column], attacked: Column) -> Entry:
+    def entry(self, clean: Sequence[LeaderboardColumn], attacked: LeaderboardColumn) -> Entry:
         n = DATA[self.dataset].n
         numbers = {attacked.key: _estimate(self.robust, n)} | {each.key: _estimate(self.clean, n) for each in clean[:1]}
         return Entry(
@@ -82,6 +83,8 @@ def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[Entry]:
     for info in infos:
         if board.data["split"] != "test" or info.dataset not in DATA or robustbench_name(board) != info.dataset:
             continue
+        if not has_all_classes(board):
+            continue
         for column in board.columns_of("attack"):
             same = column.norms == (info.norm,) and same_radius(column.eps, info.eps)
             if column.is_autoattack and same and math.isfinite(info.robust):
@@ -93,6 +96,12 @@ def robustbench_name(board: Board) -> str:
     """Return RobustBench's name of the board's data set; bastion's if RobustBench does not have it."""
     name = board.data["name"]
     return next((theirs for theirs, listed in DATA.items() if name in listed.names), name)
+
+
+def has_all_classes(board: Board) -> bool:
+    """Whether it has as many classes as RobustBench's data set, if that is one: few are easier to tell apart."""
+    listed = DATA.get(robustbench_name(board))
+    return listed is None or board.classes == listed.classes
 
 
 def same_radius(one: float | None, other: float | None) -> bool:

@@ -15,7 +15,7 @@ from bastion import storage
 from bastion.errors import BastionError
 from bastion.recipe import Recipe
 from bastion.reporting import svg
-from bastion.reporting.boards import Board, Column, Entry
+from bastion.reporting.boards import Board, Entry, LeaderboardColumn
 from bastion.reporting.figures import Figure
 from bastion.run import Run
 
@@ -73,12 +73,12 @@ def _split_setting(recipe: Mapping[str, Any], setting: str, entry: Entry) -> tup
     return float(value), storage.fingerprint(rest)
 
 
-def _panel(paths: Sequence[Sequence[Point]], column: Column, setting: str, key: str) -> Markup:
+def _panel(paths: Sequence[Sequence[Point]], column: LeaderboardColumn, setting: str, key: str) -> Markup:
     with svg.figure(420, 280) as drawn:
         axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
         axes.set_title(f"{column.short} (%)", loc="left", fontsize=13)
         for number, path in enumerate(paths):
-            _draw(axes, [point for point in path if column.key in point.entry.numbers], column, number)
+            _draw(axes, [point for point in path if point.entry.value(column) is not None], column, number)
         _scale(axes, sorted({point.value for path in paths for point in path}))
         axes.set_xlabel(setting)
         axes.set_ylim(bottom=0)
@@ -86,7 +86,7 @@ def _panel(paths: Sequence[Sequence[Point]], column: Column, setting: str, key: 
         return svg.inline(drawn, key, f"{column.short} over {setting}", styled=False)
 
 
-def _draw(axes: Axes, path: Sequence[Point], column: Column, number: int) -> None:
+def _draw(axes: Axes, path: Sequence[Point], column: LeaderboardColumn, number: int) -> None:
     paint, sign = svg.colour(number), svg.marker(number)
     by_value: dict[float, list[float]] = {}
     for value, entry in path:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bastion.measuring.facts import Facts
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting.axes import Series, series
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.suite import CORRECT
 
 STEPS = 200  # most radii of a curve from distances
@@ -21,7 +21,7 @@ STEPS = 200  # most radii of a curve from distances
 class Line:
     """Accuracies of one run, with their intervals."""
 
-    mark: int
+    number: int  # of the run
     x: list[float]
     estimates: list[Estimate]
 
@@ -40,7 +40,7 @@ class Distances:
     """Distances of one run's nearest adversarial examples, under one probe."""
 
     name: str
-    mark: int
+    number: int  # of the run
     norm: str
     median: float  # over all examples: 0 for clean mistakes, infinite where none was found
     found: Column  # distances above zero at which an adversarial example was found
@@ -48,33 +48,33 @@ class Distances:
     unfooled: int
 
 
-def security_curves(comparison: Comparison) -> list[CurveChart]:
+def security_curves(table: SharedTable) -> list[CurveChart]:
     """Return accuracies over eps, from an axis `eps` and from minimal distances."""
-    measured = [_along(comparison, each, "eps") for each in series(comparison.rows[0].facts, "eps")]
-    cases = distance_cases(comparison.rows[0].facts)
-    return measured + [_from_distances(comparison, case) for case in cases]
+    measured = [_along(table, each, "eps") for each in series(table.rows[0].facts, "eps")]
+    cases = distance_cases(table.rows[0].facts)
+    return measured + [_from_distances(table, case) for case in cases]
 
 
-def resolution_curves(comparison: Comparison) -> list[CurveChart]:
-    return [_along(comparison, each, "size") for each in series(comparison.rows[0].facts, "size")]
+def resolution_curves(table: SharedTable) -> list[CurveChart]:
+    return [_along(table, each, "size") for each in series(table.rows[0].facts, "size")]
 
 
-def _along(comparison: Comparison, chosen: Series, axis: str) -> CurveChart:
+def _along(table: SharedTable, chosen: Series, axis: str) -> CurveChart:
     lines = []
-    for row in comparison.rows:
+    for row in table.rows:
         x = list(chosen.values)
-        estimates = [estimate(row.facts.correct(case.label)) for case in chosen.cases]
+        estimates = [row.facts.estimate(row.facts.correct(case.label)) for case in chosen.cases]
         if axis == "eps" and (clean := _clean(row, chosen.cases[0])) is not None:
             x, estimates = [0.0, *x], [clean, *estimates]
-        lines.append(Line(row.run.mark, x, estimates))
+        lines.append(Line(row.run.number, x, estimates))
     return CurveChart(chosen.label, chosen.norm if axis == "eps" else "", False, lines)
 
 
-def _clean(row: Row, attacked: MeasuredCase) -> Estimate | None:
+def _clean(row: TableRow, attacked: MeasuredCase) -> Estimate | None:
     """Return the accuracy at radius 0 on the same variant of the data."""
     for case in row.facts.with_role("clean"):
         if CORRECT in case.columns and case.at.items() <= attacked.at.items():
-            return estimate(row.facts.correct(case.label))
+            return row.facts.estimate(row.facts.correct(case.label))
     return None
 
 
@@ -87,32 +87,29 @@ def norm_of(case: MeasuredCase) -> str:
     return case.threat.norm if case.threat else str(case.spec.get("norm", ""))
 
 
-def _from_distances(comparison: Comparison, case: MeasuredCase) -> CurveChart:
-    columns = [row.facts.columns[f"{case.label}/{case.minimal_distance}"] for row in comparison.rows]
+def _from_distances(table: SharedTable, case: MeasuredCase) -> CurveChart:
+    columns = [row.facts.columns[f"{case.label}/{case.minimal_distance}"] for row in table.rows]
     finite = np.concatenate([column[np.isfinite(column)] for column in columns])
     radii = np.unique(np.append(finite, 0.0))
     if len(radii) > STEPS:
         radii = np.quantile(radii, np.linspace(0, 1, STEPS))
     lines = [
-        Line(row.run.mark, radii.tolist(), [estimate(column > radius) for radius in radii])
-        for row, column in zip(comparison.rows, columns, strict=True)
+        Line(row.run.number, radii.tolist(), [row.facts.estimate(column > radius) for radius in radii])
+        for row, column in zip(table.rows, columns, strict=True)
     ]
     return CurveChart(case.label, norm_of(case), True, lines)
 
 
-def distances(comparison: Comparison) -> dict[str, list[Distances]]:
+def distances(table: SharedTable) -> dict[str, list[Distances]]:
     """Return the distances by probe, one per row."""
-    return {
-        case.label: [_distances(row, case) for row in comparison.rows]
-        for case in distance_cases(comparison.rows[0].facts)
-    }
+    return {case.label: [_distances(row, case) for row in table.rows] for case in distance_cases(table.rows[0].facts)}
 
 
-def _distances(row: Row, case: MeasuredCase) -> Distances:
+def _distances(row: TableRow, case: MeasuredCase) -> Distances:
     column = row.facts.columns[f"{case.label}/{case.minimal_distance}"].astype(np.float64)
     return Distances(
         name=row.name,
-        mark=row.run.mark,
+        number=row.run.number,
         norm=norm_of(case),
         median=float(np.quantile(column, 0.5, method="inverted_cdf")),  # does not interpolate to infinity
         found=column[np.isfinite(column) & (column > 0)],

@@ -7,26 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from bastion.measuring.intervals import Estimate, estimate
+from bastion.measuring.facts import Facts
+from bastion.measuring.intervals import Estimate
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.plots import HEIGHT, WIDTH, draw_line, head
 from bastion.reporting.robustness_curves import Line
-from bastion.reporting.tables import Comparison
+from bastion.reporting.tables import SharedTable
 
 HIGHEST = 0.5**0.5  # cycles per pixel, along the diagonal
 
 
-def energy_panel(comparison: Comparison, label: str, shape: Sequence[int] | None, title: str, key: str) -> Markup:
+def energy_panel(table: SharedTable, label: str, shape: Sequence[int] | None, title: str, key: str) -> Markup:
     """Draw the shares of energy in rings of frequencies; dotted: white noise on images of this shape."""
-    columns = [row.facts.columns[f"{label}/energy"] for row in comparison.rows]
+    columns = [row.facts.columns[f"{label}/energy"] for row in table.rows]
     bins = columns[0].shape[1]
     centres = [(ring + 0.5) * HIGHEST / bins for ring in range(bins)]
     with svg.figure(WIDTH, HEIGHT) as figure:
         axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
         head(axes, f"{title} (%)")
-        for row, column in zip(comparison.rows, columns, strict=True):
-            draw_line(axes, Line(row.run.mark, centres, by_ring(column)), is_step=False)
+        for row, column in zip(table.rows, columns, strict=True):
+            draw_line(axes, Line(row.run.number, centres, by_ring(row.facts, column)), is_step=False)
         if shape is not None:
             flat = 100 * white_noise(shape[-2], shape[-1], bins)
             axes.plot(centres, flat, color=svg.MUTED, linewidth=1, linestyle=(0, (2, 3)))
@@ -37,9 +38,9 @@ def energy_panel(comparison: Comparison, label: str, shape: Sequence[int] | None
         return svg.inline(figure, key, f"{title} by frequency")
 
 
-def by_ring(energy: Column) -> list[Estimate]:
+def by_ring(facts: Facts, energy: Column) -> list[Estimate]:
     """Return the mean share of each ring, over the examples that have any energy."""
-    return [estimate(column.astype(np.float64)) for column in energy.T]
+    return [facts.estimate(column.astype(np.float64)) for column in energy.T]
 
 
 def white_noise(height: int, width: int, bins: int) -> Column:

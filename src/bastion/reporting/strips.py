@@ -12,7 +12,7 @@ from bastion.measuring.store import Column
 from bastion.reporting.gallery import side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, figure, run_mark, to_bytes
-from bastion.reporting.tables import Comparison
+from bastion.reporting.tables import SharedTable
 from bastion.reporting.wording import percent
 
 
@@ -27,37 +27,39 @@ class Tile:
 
 @dataclass(frozen=True)
 class SharedPictures:
-    """Pictures of the same examples in every row of a comparison."""
+    """Pictures of the same examples in every row of a table."""
 
     positions: Column  # in the split
     row_numbers: Column  # in the columns of facts
-    rows: list[dict[str, Column]]  # per row of the comparison, by name: one picture per example
+    rows: list[dict[str, Column]]  # per row of the table, by name: one picture per example
     truths: list[str]
 
 
-def shared_pictures(comparison: Comparison, case: MeasuredCase, count: int) -> SharedPictures:
+def shared_pictures(table: SharedTable, case: MeasuredCase, count: int) -> SharedPictures:
     """Return the pictures of the first `count` examples that all rows have pictures of."""
-    positions, rows = side_by_side(comparison, case.label)
+    positions, rows = side_by_side(table, case.label)
     positions = positions[:count]
     chosen = [{name: column[:count] for name, column in row.items()} for row in rows]
-    facts = comparison.rows[0].facts
+    facts = table.rows[0].facts
     numbers = facts.row_numbers(case.label, positions)
     labels = facts.columns[f"{case.label}/label"][numbers]
     return SharedPictures(positions, numbers, chosen, [class_name(facts.about.classes, label) for label in labels])
 
 
-def first_images(comparison: Comparison, case: MeasuredCase, count: int) -> list[str]:
+def first_images(table: SharedTable, case: MeasuredCase, count: int) -> list[str]:
     """Return names of the first examples in the columns of facts: `cat (image 0)`."""
-    facts = comparison.rows[0].facts
+    facts = table.rows[0].facts
     shown = zip(facts.about.positions(case), facts.columns[f"{case.label}/label"][:count], strict=False)
     return [f"{class_name(facts.about.classes, label)} (image {position})" for position, label in shown]
 
 
-def percentages(comparison: Comparison, fractions: Sequence[float]) -> Markup:
+def percentages(table: SharedTable, fractions: Sequence[float]) -> Markup:
     """Return one percentage per line, each with the mark of its run."""
     line = Markup("{}{}&nbsp;%")
-    shown = zip(comparison.rows, fractions, strict=True)
-    return Markup("<br>").join(line.format(run_mark(row.run.mark), percent(float(fraction))) for row, fraction in shown)
+    shown = zip(table.rows, fractions, strict=True)
+    return Markup("<br>").join(
+        line.format(run_mark(row.run.number), percent(float(fraction))) for row, fraction in shown
+    )
 
 
 def tile(picture: Tile) -> Markup:

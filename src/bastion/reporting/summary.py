@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bastion.measuring.measurement import TWO_PHASE, MeasuredCase
 from bastion.reporting.overview import CLEAN, Overview
-from bastion.reporting.tables import Comparison, ReportedRun, Row, corruptions
+from bastion.reporting.tables import ReportedRun, SharedTable, TableRow, corruptions
 from bastion.reporting.wording import interval, listed, percent
 
 NAMES = 4  # most runs that the title names; more are counted
 
 
-def page_title(runs: Sequence[ReportedRun], comparisons: Sequence[Comparison]) -> str:
+def page_title(runs: Sequence[ReportedRun], tables: Sequence[SharedTable]) -> str:
     """Return the models and data sets as a title."""
     names = [run.name for run in runs]
     who = listed(names) if len(names) <= NAMES else f"{len(names)} models"
-    data = list(dict.fromkeys(each.about.data["name"] for each in comparisons))
+    data = list(dict.fromkeys(each.about.data["name"] for each in tables))
     return f"{who} on {listed(data)}" if data else who
 
 
-def summary(comparisons: Sequence[Comparison], overview: Sequence[Overview] = ()) -> str:
-    """Summarise the first overview, else the first comparison of accuracies, in a sentence."""
+def summary(tables: Sequence[SharedTable], overview: Sequence[Overview] = ()) -> str:
+    """Summarise the first overview, else the first table of accuracies, in a sentence."""
     if overview and (sentence := _overview_summary(overview[0])):
-        return sentence + "".join(dict.fromkeys(_doubt(each) for each in comparisons))
-    first = next((comparison for comparison in comparisons if comparison.columns), None)
+        return sentence + "".join(dict.fromkeys(_doubt(each) for each in tables if not each.outdated))
+    first = next((table for table in tables if table.columns), None)
     if first is None:
-        measured = any(row.facts.accuracies() for comparison in comparisons for row in comparison.rows)
+        measured = any(row.facts.accuracies() for table in tables for row in table.rows)
         return "Accuracies by variant are below." if measured else "No accuracy has been measured yet."
     texts = [_accuracies(row, spelled_out=position == 0) for position, row in enumerate(first.rows)]
     images = f"{first.n} images of {first.about.data['name']} ({first.about.data['split']})"
@@ -54,13 +55,13 @@ def _overview_summary(overview: Overview) -> str:
     return f"{'; '.join(sentences)}.{note} {measured}" if sentences else ""
 
 
-def _doubt(comparison: Comparison) -> str:
+def _doubt(table: SharedTable) -> str:
     """Return a sentence on the runs with warnings; empty if there are none."""
-    names = [row.name for row in comparison.with_warnings]
+    names = [row.name for row in table.with_warnings]
     return f" Sanity checks warn about the numbers of {', '.join(names)}: see below." if names else ""
 
 
-def _accuracies(row: Row, *, spelled_out: bool) -> str:
+def _accuracies(row: TableRow, *, spelled_out: bool) -> str:
     """`robust: 47.0 % right on clean images, 26.5 % under attack (ℓ2 ≤ 1)`, or short `standard: 55.0 % and 0.0 %`."""
     clean = [case.label for case in row.facts.with_role("clean") if case.label in row.accuracies]
     others = [case for case in row.facts.about.cases if case.label in row.accuracies and case.label not in clean[:1]]
@@ -76,11 +77,15 @@ def _accuracies(row: Row, *, spelled_out: bool) -> str:
     return f"{row.name}: " + ", ".join(f"{number} {words}" for number, (_, words) in zip(numbers, parts, strict=True))
 
 
-def _number(row: Row, label: str) -> str:
+def _number(row: TableRow, label: str) -> str:
     """Return an accuracy as text; a two-phase estimate with its name and interval."""
     accuracy = row.accuracies[label]
     text = f"{percent(accuracy.value)}\u00a0%"
-    return f"{text} ({TWO_PHASE}, {interval(accuracy)})" if label in row.facts.two_phases() else text
+    if label not in row.facts.two_phases():
+        return text
+    if not math.isfinite(accuracy.value):  # nobody was sampled
+        return f"{interval(accuracy)}\u00a0% ({TWO_PHASE})"
+    return f"{text} ({TWO_PHASE}, {interval(accuracy)})"
 
 
 def _setting(cases: Sequence[MeasuredCase]) -> str:

@@ -50,12 +50,12 @@ _STYLE = {
 }
 
 
-def marker(mark: int) -> str:
-    return list(MARKERS)[mark % len(MARKERS)]
+def marker(number: int) -> str:
+    return list(MARKERS)[number % len(MARKERS)]
 
 
-def colour(mark: int) -> str:
-    return _RUNS[mark % COLOURS]
+def colour(number: int) -> str:
+    return _RUNS[number % COLOURS]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Comparisons of runs on the same images, and the accuracies that a report begins with. No torch."""
+"""Tables of runs on the same images, and the accuracies that a report begins with. No torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.convert import convert
-from bastion.measuring.facts import Facts, read_measurements
+from bastion.measuring.facts import SHARE, Facts, read_measurements
 from bastion.measuring.find import find_run
-from bastion.measuring.intervals import Estimate, estimate
-from bastion.measuring.measurement import MeasuredCase, Measurement
+from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import MeasuredCase, Measurement, is_of_earlier_code
 from bastion.measuring.sanity import SanityWarning
 from bastion.measuring.store import Column
 from bastion.reporting.axes import is_one_corruption, is_variant, varying, without
@@ -29,18 +29,20 @@ FEW = 3  # most radii of a security curve that are also in the chart of accuraci
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run with its name and mark (colour and marker) on the page."""
+    """A run with its name and number on the page; the number stands for a colour and a marker."""
 
     name: str
-    mark: int
+    number: int
     files: Run
     measurements: list[Facts]
     history: list[dict[str, Any]]
     weights: str | None = None  # of its current model, if it has one
 
-    def is_stale(self, facts: Facts) -> bool:
-        """Whether these facts were measured before the run's model changed."""
-        return self.weights not in (None, facts.about.weights)
+    def outdated(self, facts: Facts) -> str:
+        """Return `weights` or `code` if the run's model has others now than when these facts were measured."""
+        if self.weights not in (None, facts.about.weights):
+            return "weights"
+        return "code" if is_of_earlier_code(facts.about, (each.about for each in self.measurements)) else ""
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """Return the log's records of a kind: `step`, `epoch` or `event`."""
@@ -48,7 +50,7 @@ class ReportedRun:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     name: str
     run: ReportedRun
     facts: Facts  # of the examples that all rows of the table have
@@ -63,11 +65,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SharedTable:
     """Runs that were measured with the same probes on the same images: the rows of a table."""
 
-    rows: list[Row]
-    values: str = ""  # of the suite's axes, if they differ from another comparison with the same title
+    rows: list[TableRow]
+    values: str = ""  # of the suite's axes, if they differ from another table with the same title
 
     @property
     def about(self) -> Measurement:
@@ -78,19 +80,19 @@ class Comparison:
         about = self.about
         title = f"{about.data['name']}, {about.data['split']} split, suite {about.suite}"
         title = f"{title}, {self.values}" if self.values else title
-        return f"{title}; of earlier weights" if self.stale else title
+        return f"{title}; of earlier {self.outdated}" if self.outdated else title
 
     @property
-    def stale(self) -> bool:
-        """Whether these facts were measured before the run's model changed."""
-        return self.rows[0].run.is_stale(self.rows[0].facts)
+    def outdated(self) -> str:
+        """What of the runs' models is another now than in these facts: `weights`, `code` or nothing."""
+        return self.rows[0].run.outdated(self.rows[0].facts)
 
     @property
     def n(self) -> int:
         return self.rows[0].facts.n
 
     @property
-    def longer(self) -> list[Row]:
+    def longer(self) -> list[TableRow]:
         """Rows that were measured on more images than the table shows."""
         return [row for row in self.rows if row.measured > self.n]
 
@@ -117,7 +119,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[ReportedRun]:
-        return list({row.run.mark: row.run for row in self.rows}.values())
+        return list({row.run.number: row.run for row in self.rows}.values())
 
     def stages(self) -> dict[str, list[tuple[str, list[Estimate]]]]:
         """Return, per probe with an ensemble attack, its members and every row's accuracy after each."""
@@ -138,11 +140,11 @@ class Comparison:
         return found
 
     @property
-    def with_warnings(self) -> list[Row]:
+    def with_warnings(self) -> list[TableRow]:
         return [row for row in self.rows if row.warnings]
 
     @property
-    def without_warnings(self) -> list[Row]:
+    def without_warnings(self) -> list[TableRow]:
         """Rows whose sanity checks gave no warning."""
         return [row for row in self.rows if row.facts.checks and not row.warnings]
 
@@ -153,8 +155,8 @@ class Comparison:
 
     def threat(self, label: str) -> str:
         """Return `ℓ∞ ≤ 8/255`, empty for a probe without an attack, marked if it is a two-phase estimate."""
-        marks = [case.mark for case in self.about.cases if case.label == label]
-        return ", ".join(filter(None, [threat_text(self.rows[0].facts, label), *marks]))
+        said = [case.qualifier for case in self.about.cases if case.label == label]
+        return ", ".join(filter(None, [threat_text(self.rows[0].facts, label), *said]))
 
     @property
     def phased(self) -> list[str]:
@@ -192,37 +194,37 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
     return [
         ReportedRun(
             name=run.name if names.count(run.name) == 1 else str(run.folder),
-            mark=mark,
+            number=number,
             files=run,
             measurements=read_measurements(run),
             history=run.history(),
             weights=(run.card() or {}).get("weights"),
         )
-        for mark, run in enumerate(runs)
+        for number, run in enumerate(runs)
     ]
 
 
-def compare(runs: Sequence[ReportedRun]) -> list[Comparison]:
+def shared_tables(runs: Sequence[ReportedRun]) -> list[SharedTable]:
     """Group measurements with equal data, split, suite and probes, on the images that all of a group have.
 
-    Sorted by the number of rows, then of images, stale ones last.
+    Sorted by the number of rows, then of images, outdated ones last.
     """
     groups: dict[str, list[tuple[ReportedRun, Facts]]] = {}
     for run in runs:
         for facts in _longest(run.measurements):
-            groups.setdefault(_group_key(facts, stale=run.is_stale(facts)), []).append((run, facts))
-    comparisons = _with_axis_values([Comparison(_rows(group)) for group in groups.values()])
-    return sorted(comparisons, key=lambda each: (not each.stale, len(each.rows), each.n), reverse=True)
+            groups.setdefault(_group_key(facts, run.outdated(facts)), []).append((run, facts))
+    tables = _with_axis_values([SharedTable(_rows(group)) for group in groups.values()])
+    return sorted(tables, key=lambda each: (not each.outdated, len(each.rows), each.n), reverse=True)
 
 
-def _with_axis_values(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def _with_axis_values(tables: Sequence[SharedTable]) -> list[SharedTable]:
     """Add to equal titles the values of axes that differ: `corruption_model=runs/rspc`."""
     values: list[set[tuple[str, str]]] = [
-        {(axis, written(value)) for case in each.about.cases for axis, value in case.at.items()} for each in comparisons
+        {(axis, written(value)) for case in each.about.cases for axis, value in case.at.items()} for each in tables
     ]
     result = []
-    for each, own in zip(comparisons, values, strict=True):
-        same_title = [others for other, others in zip(comparisons, values, strict=True) if other.title == each.title]
+    for each, own in zip(tables, values, strict=True):
+        same_title = [others for other, others in zip(tables, values, strict=True) if other.title == each.title]
         differ = sorted(own - own.intersection(*same_title))
         shown = ", ".join(f"{axis}={value}" for axis, value in differ if value != "None")
         result.append(replace(each, values=shown))
@@ -240,23 +242,23 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
     return list(longest.values())
 
 
-def _group_key(facts: Facts, *, stale: bool) -> str:
+def _group_key(facts: Facts, outdated: str) -> str:
     about = facts.about
     cases = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
-    return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), stale])
+    return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), outdated])
 
 
 def _aggregates(facts: Facts) -> dict[str, Any]:
     return {name: each.model_dump() for name, each in facts.about.aggregates.items()}
 
 
-def _rows(group: list[tuple[ReportedRun, Facts]]) -> list[Row]:
+def _rows(group: list[tuple[ReportedRun, Facts]]) -> list[TableRow]:
     n = min(facts.n for _, facts in group)
     rows = []
     for run, facts in group:
         name = _row_name(run, facts, [other for owner, other in group if owner is run])
         shared = facts if facts.n == n else facts.first(n)
-        rows.append(Row(name, run, shared, facts.n, headline(shared), shared.warnings()))
+        rows.append(TableRow(name, run, shared, facts.n, headline(shared), shared.warnings()))
     return rows
 
 
@@ -264,9 +266,9 @@ def _row_name(run: ReportedRun, facts: Facts, same: Sequence[Facts]) -> str:
     """Name a row; equal measurements of a run get the model, the weights, the seed or the time."""
     if len(same) == 1:
         return run.name
-    marks = [("model", ""), ("weights", "weights "), ("seed", "seed "), ("created", "")]
-    differ = (mark for mark in marks if len({getattr(each.about, mark[0]) for each in same}) == len(same))
-    key, word = next(differ, marks[-1])
+    ways = [("model", ""), ("weights", "weights "), ("seed", "seed "), ("created", "")]
+    differ = (way for way in ways if len({getattr(each.about, way[0]) for each in same}) == len(same))
+    key, word = next(differ, ways[-1])
     value = str(getattr(facts.about, key))
     return f"{run.name}, {word}{value[:8] if key == 'weights' else value}"
 
@@ -281,7 +283,7 @@ def headline(facts: Facts) -> dict[str, Estimate]:
     numbers = {label: each for label, each in facts.accuracies().items() if label not in many}
     numbers |= {label: each.population for label, each in facts.two_phases().items()}
     if len(corrupted) > 1 and not _has_mean(facts, corrupted):
-        numbers[CORRUPTIONS] = estimate(corruption_mean(facts))
+        numbers[CORRUPTIONS] = facts.estimate(corruption_mean(facts), SHARE)
     return numbers
 
 

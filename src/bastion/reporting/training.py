@@ -24,7 +24,7 @@ Form = Literal["batches", "seen", "held out"]
 class Curve:
     """One quantity of one run over its training."""
 
-    mark: int
+    number: int  # of the run
     epochs: Column
     values: Column
     form: Form
@@ -53,12 +53,12 @@ def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | Non
                 "seen": {"linewidth": 1.6, "linestyle": (0, (4, 2))},
                 "held out": {
                     "linestyle": "",
-                    "marker": svg.marker(curve.mark),
+                    "marker": svg.marker(curve.number),
                     "markersize": 7,
                     "markeredgecolor": svg.PAPER,
                 },
             }
-            axes.plot(curve.epochs, curve.values, color=svg.colour(curve.mark), clip_on=False, **looks[curve.form])
+            axes.plot(curve.epochs, curve.values, color=svg.colour(curve.number), clip_on=False, **looks[curve.form])
         axes.set_xlabel("epoch")
         axes.set_ylabel(label, rotation=0, ha="left", color=svg.INK, fontsize=13)
         axes.yaxis.set_label_coords(-0.08, 1.06)
@@ -76,7 +76,9 @@ def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, uni
     if accuracy:
         sources += [("epoch", f"train_{accuracy}", "seen"), ("epoch", f"val_{accuracy}", "held out")]
     found = [
-        Curve(run.mark, *averaged(*_series(run, kind, key, unit)), form) for kind, key, form in sources for run in runs
+        Curve(run.number, *averaged(*_series(run, kind, key, unit)), form)
+        for kind, key, form in sources
+        for run in runs
     ]
     return [curve for curve in found if len(curve.values)]
 

@@ -13,7 +13,7 @@ from bastion.suite import written
 
 
 def percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
+    return f"{100 * fraction:.1f}" if math.isfinite(fraction) else "–"
 
 
 def points(fraction: float) -> str:
@@ -31,9 +31,10 @@ def with_interval(estimate: Estimate) -> str:
 
 
 def share_cell(estimate: Estimate) -> Markup:
-    """Format a table cell: a share in percent above its interval, clipped to [0, 1]."""
+    """Format a table cell: a share in percent above its interval, clipped to [0, 1]; perhaps the interval alone."""
     inside = estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
-    return Markup("<b>{} %</b><small>{}</small>").format(percent(estimate.value), interval(inside))
+    value = f"{percent(estimate.value)} %" if math.isfinite(estimate.value) else ""
+    return Markup("<b>{}</b><small>{}</small>").format(value, interval(inside))
 
 
 def quantity_cell(estimate: Estimate) -> Markup:

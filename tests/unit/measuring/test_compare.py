@@ -39,10 +39,10 @@ def measured(tmp_path: Path) -> Measured:
         name: str, *, questions: dict[str, str] | None = None, specs: dict[str, Any] | None = None, **options: Any
     ) -> Facts:
         columns = {label: np.array(options.pop(label), bool) for label in ("clean", "pgd") if label in options}
-        index = options.pop("index", None)
+        index, identity = options.pop("index", None), options.pop("identity", "identity")
         run, cases = create_run(tmp_path / name, seed=0), []
         for label, column in columns.items():
-            store = FactStore(run.facts / f"identity-{len(column)}" / (questions or {}).get(label, label))
+            store = FactStore(run.facts / identity / (questions or {}).get(label, label))
             rows = {"correct": column, "index": np.arange(len(column)) if index is None else np.array(index)}
             store.write(range(len(column)), rows, {}, {})
             spec = (specs or {}).get(label, {"name": label})
@@ -151,7 +151,7 @@ def test_the_table_says_who_how_many_and_what_changed(measured: Measured) -> Non
     assert compare(*facts).table().splitlines() == [
         "A: a (reference)",
         "B: b",
-        "tiny (test), suite demo, n = 40; accuracies in %",
+        "tiny (test), suite demo, n = 40; accuracies and rates in %",
         "           A      B   B - A     95 % interval  only A  only B      p",
         "clean  50.00  65.00  +15.00  [ +4.92, +29.07]       0       6  0.031",
         "",
@@ -165,6 +165,47 @@ def test_probes_with_other_settings_are_left_out_and_named(measured: Measured) -
     comparison = compare_facts([a, b])
     assert [row.label for row in comparison.rows] == ["clean"]
     assert comparison.notes == ("b: not measured with the same settings, so not compared: pgd, worst case",)
+
+
+def with_columns(measured: Measured, name: str, columns: dict[str, dict[str, np.ndarray]], **about: Any) -> Facts:
+    """Facts of these columns by probe, beside those of `clean`."""
+    facts = measured(name, clean=right(40, (0, 30)))
+    clean = facts.about.cases[0]
+    made = {
+        label: clean.model_copy(update={"label": label, "store": f"identity/{label}", "columns": (*own, "index")})
+        for label, own in columns.items()
+    }
+    read = {f"{label}/{key}": column for label, own in columns.items() for key, column in own.items()}
+    read |= {f"{label}/index": np.arange(40) for label in columns}
+    told = facts.about.model_copy(update={"cases": (clean, *made.values()), **about})
+    return Facts(facts.run, told, {**facts.columns, **read})
+
+
+def test_rates_are_compared_by_their_values_per_example(measured: Measured) -> None:
+    rate = {"mFR": MeasuredAggregate(kind="sum", members={"tilt": 0.5, "scale": 0.5}, column="flip_rate")}
+    flips = [np.arange(40) % 4 / 4, np.arange(40) % 2 / 4]
+    a, b = (
+        with_columns(measured, name, {each: {"flip_rate": column} for each in ("tilt", "scale")}, aggregates=rate)
+        for name, column in zip("ab", flips, strict=True)
+    )
+    clean, row = compare_facts([a, b]).rows
+    assert (clean.label, row.label, row.p) == ("clean", "mFR", None)
+    assert (row.reference_accuracy, row.accuracy) == (a.aggregate("mFR"), b.aggregate("mFR"))
+    assert row.difference == mean(flips[1] - flips[0])
+    assert (row.gained, row.lost) == (0, 20)
+    assert compare_facts([a, b]).notes == ()
+
+
+def test_all_that_is_not_compared_is_named(measured: Measured) -> None:
+    phases = {"survived": right(40, (0, 20)), "sampled": right(40, (0, 9)), "lost": right(40)}
+    columns = {"two-phase": phases, "near": {"distance": np.ones(40)}, "tilt": {"flip_rate": np.ones(40)}}
+    distance = {"mean distance": MeasuredAggregate(kind="mean", members={"near": 1.0}, column="distance")}
+    a, b = (with_columns(measured, name, columns, aggregates=distance) for name in "ab")
+    comparison = compare_facts([a, b])
+    assert [row.label for row in comparison.rows] == ["clean"]
+    assert comparison.notes == (
+        "b: neither accuracies nor rates of all examples, so not compared: two-phase, near, tilt, mean distance",
+    )
 
 
 def test_doubtful_numbers_are_marked(measured: Measured) -> None:
@@ -211,6 +252,16 @@ def test_of_several_measurements_the_largest_that_is_shared_is_taken(measured: M
     measured("a", clean=right(100, (0, 5)), data=DATA | {"name": "huge"})
     (row,) = compare(a.run.folder, b.run.folder).rows
     assert row.n == 60
+
+
+def test_of_several_models_in_a_run_the_one_measured_last_is_compared_and_a_note_says_so(measured: Measured) -> None:
+    """Though it has fewer examples: the other one is of earlier code."""
+    a = measured("a", clean=right(60, (0, 5)))
+    measured("b", clean=right(60, (0, 50)), identity="before", created="2026-01-01")
+    b = measured("b", clean=right(20, (0, 10)), identity="after", created="2026-01-02")
+    comparison = compare(a.run.folder, b.run.folder)
+    assert [(row.n, row.accuracy.value) for row in comparison.rows] == [(20, 0.5)]
+    assert comparison.notes[-1].startswith("b: ") and "has facts of several models" in comparison.notes[-1]
 
 
 def test_of_several_shared_suites_one_must_be_chosen(measured: Measured) -> None:

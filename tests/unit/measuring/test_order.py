@@ -16,6 +16,7 @@ from bastion.measuring.intervals import wilson
 from bastion.measuring.order import NOTE, Doing, Limits, Pace, Tally, shuffled, surviving
 from bastion.measuring.runner import measure, measure_shard
 from bastion.measuring.sampling import confidence_sequence
+from bastion.measuring.table import until_the_end
 from bastion.models import Classifier
 from bastion.run import open_run
 from bastion.types import DataSet
@@ -129,6 +130,10 @@ def test_a_measurement_that_stopped_is_about_all_examples_and_goes_on_later(ask:
     ended = ask(until=1e-9)
     assert ended.n == 40 and ended.about.population is None
     assert ended.numbers() == whole.numbers()
+    assert until_the_end(ended, 1e-9).startswith(
+        "all 40 examples are measured; intervals are now about the image distribution"
+    )
+    assert until_the_end(ended, 0.99) == until_the_end(further, 1e-9) == ""
     assert len(read_measurements(open_run(tmp_path / "run"))) == 1
 
 

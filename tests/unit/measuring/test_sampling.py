@@ -84,6 +84,17 @@ def test_the_sequence_covers_when_stopped_and_wilson_covers_less(tables: dict[st
     assert min(when_stopped(right, tables["wilson"], rule) for right in range(N + 1)) < 0.94
 
 
+@pytest.mark.parametrize("population", [2 * N, 10 * N + 7])
+def test_the_sequence_of_a_larger_population_covers_the_accuracy_on_a_part_of_it(population: int) -> None:
+    """Such as one class of a split, of which it is not known how many examples there are."""
+    found = {
+        (successes, n): confidence_sequence(successes, n, population)
+        for n in range(1, N + 1)
+        for successes in range(n + 1)
+    }
+    assert min(at_once(right, lambda *counts: found[counts]) for right in range(N + 1)) >= 0.95
+
+
 def test_the_sequence_covers_in_simulated_measurements_of_a_whole_split() -> None:
     """10,000 examples, looked at after every 500."""
     population, looks, truth = 10_000, np.arange(500, 10_001, 500), 0.535

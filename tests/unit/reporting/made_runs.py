@@ -10,6 +10,7 @@ import numpy as np
 
 from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
+from bastion.measuring.order import measured_positions
 from bastion.measuring.store import FactStore
 from bastion.recipe import Recipe
 from bastion.run import Run, create_run, environment
@@ -71,6 +72,7 @@ def measure_run(
     label: str = "pgd-20",
     norm: str | None = "linf",
     identity: str = "",
+    version: str = "",
     about: Mapping[str, Any] | None = None,
     symptoms: Mapping[str, float] | None = None,
 ) -> None:
@@ -109,7 +111,7 @@ def measure_run(
         }
     cases = []
     for name, columns in facts.items():
-        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}")
+        store = FactStore(run.facts / f"identity{identity}" / f"{list(facts).index(name)}{version}")
         for start in range(0, n, BLOCK):
             rows = range(start, min(start + BLOCK, n))
             part = {key: column[rows.start : rows.stop] for key, column in columns.items()}
@@ -144,16 +146,20 @@ def measure_run(
     write_measurement(run, Measurement(**about))
 
 
-def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any) -> Facts:
+def measure_cases(
+    run: Run, cases: Mapping[str, Mapping[str, Any]], *, identity: str = "identity-of-cases", **about: Any
+) -> Facts:
     """A measurement of these probes: by label, `columns` and whatever else a `MeasuredCase` says."""
     measured = []
     for number, (label, said) in enumerate(cases.items()):
         columns: dict[str, Column] = said["columns"]
         n = len(next(iter(columns.values())))
+        positions = np.arange(n)
         if said.get("kind", "probes") == "probes":
-            columns = {"index": np.arange(n), **columns}
-        store = FactStore(run.facts / "identity-of-cases" / f"{about.get('suite', 'made')}-{number}")
-        store.write(range(n), columns, {}, {"device": "cpu"})
+            positions = measured_positions(n, about.get("population"))
+            columns = {"index": positions, **columns}
+        store = FactStore(run.facts / identity / f"{about.get('suite', 'made')}-{number}")
+        store.write(positions.tolist(), columns, {}, {"device": "cpu"})
         named = {"label": label, "kind": "probes", "store": store.name, "n": n, "spec": {}, "columns": tuple(columns)}
         measured.append(MeasuredCase(**named | {key: value for key, value in said.items() if key != "columns"}))
     common: dict[str, Any] = {
@@ -167,7 +173,7 @@ def measure_cases(run: Run, cases: Mapping[str, Mapping[str, Any]], **about: Any
     return write_measurement(run, Measurement(cases=tuple(measured), **environment(3) | common | about))
 
 
-def measure_everything(run: Run, n: int = 120) -> Facts:
+def measure_everything(run: Run, n: int = 120, **about: Any) -> Facts:
     """Facts for every section that a measurement can have, of examples that fall one by one."""
     strength = np.random.default_rng(5).permutation(n) / n  # right as long as it is above a threshold
     truth = np.arange(n) % len(CLASSES)
@@ -209,7 +215,7 @@ def measure_everything(run: Run, n: int = 120) -> Facts:
         columns = {"correct": strength > 0.2 + abs(size - 32) / 50}
         cases[f"resized size={size}"] = {"role": "clean", "at": {"size": size}, "columns": columns}
     worst = MeasuredAggregate(kind="worst", members={"clean": 1.0, "autoattack": 1.0})
-    return measure_cases(run, cases, aggregates={"worst case": worst})
+    return measure_cases(run, cases, aggregates={"worst case": worst}, **about)
 
 
 def smooth_pictures(channels: int, size: int = 32) -> Column:

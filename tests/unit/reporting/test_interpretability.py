@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_runs import measure_cases
 
 from bastion.data.arrays import ArraySplit
 from bastion.measuring.facts import Facts
@@ -21,8 +22,9 @@ from bastion.reporting.figures import Figure
 from bastion.reporting.html import report
 from bastion.reporting.pictures import Picture, figure, grey, grid
 from bastion.reporting.spectra import by_ring, white_noise
-from bastion.reporting.tables import compare, read_runs
+from bastion.reporting.tables import read_runs, shared_tables
 from bastion.reporting.wording import quantity_cell, share_cell
+from bastion.run import create_run
 from bastion.types import DataSet
 
 VIT = {"name": "vit/micro", "num_classes": 3, "img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -87,8 +89,8 @@ def shown(two: list[Facts]) -> dict[str, Figure]:
 
 def drawn(runs: list[Facts]) -> dict[str, Figure]:
     """By title."""
-    (comparison,) = compare(read_runs([facts.run.folder for facts in runs]))
-    made = figures.draw(comparison, "key")
+    (table,) = shared_tables(read_runs([facts.run.folder for facts in runs]))
+    made = figures.draw(table, "key")
     assert len({figure.title for figure in made}) == len(made)
     return {figure.title: figure for figure in made}
 
@@ -185,9 +187,12 @@ def test_white_noise_has_the_rings_of_the_probes(shape: tuple[int, int]) -> None
     assert np.allclose(white_noise(*shape, 16), energy_shares(pixel, 16)[0].numpy(), atol=1e-12)
 
 
-def test_examples_without_energy_do_not_count() -> None:
+def test_examples_without_energy_do_not_count(tmp_path: Path) -> None:
     energy = np.array([[0.25, 0.75], [np.nan, np.nan], [0.75, 0.25]], dtype=np.float32)
-    assert [(each.value, each.n) for each in by_ring(energy)] == [(0.5, 2), (0.5, 2)]
+    facts = measure_cases(
+        create_run(tmp_path / "run", seed=0), {"saliency": {"role": "analysis", "columns": {"energy": energy}}}
+    )
+    assert [(each.value, each.n) for each in by_ring(facts, energy)] == [(0.5, 2), (0.5, 2)]
 
 
 def test_grey_is_the_luma() -> None:

@@ -16,7 +16,7 @@ from bastion.reporting import figures
 from bastion.reporting.figures import Figure
 from bastion.reporting.figures.perturbation_growth import growth
 from bastion.reporting.html import report
-from bastion.reporting.tables import compare, read_runs
+from bastion.reporting.tables import read_runs, shared_tables
 from bastion.run import create_run
 from bastion.types import DataSet
 
@@ -66,8 +66,8 @@ def cases(**changes: Any) -> dict[str, dict[str, Any]]:
 
 
 def drawn(facts: Facts) -> dict[str, Figure]:
-    (comparison,) = compare(read_runs([facts.run.folder]))
-    return {figure.title: figure for figure in figures.draw(comparison, "key")}
+    (table,) = shared_tables(read_runs([facts.run.folder]))
+    return {figure.title: figure for figure in figures.draw(table, "key")}
 
 
 @pytest.fixture

@@ -119,6 +119,49 @@ def test_the_same_attack_under_another_label_or_seed_shares_a_column(tmp_path: P
     assert [column.title for column in board.columns] == ["pgd"]
 
 
+def test_a_variant_of_the_data_shares_a_column_whatever_the_seed(
+    tmp_path: Path, tiny_model: Classifier, tiny_data: DataSet
+) -> None:
+    fog = {"name": "accuracy", "role": "corruption", "data": {"corruption": "fog", "severity": 3}}
+    mist = {**fog, "data": {"corruption": "fog", "severity": 1}}
+    for seed, probe in enumerate((fog, fog, mist)):
+        measure(tiny_model, tiny_data, {"probes": {"fog": probe}}, seed=seed, limit=2, folder=tmp_path / str(seed))
+    ((board,), _) = read_boards(tmp_path)
+    assert [column.title for column in board.columns] == ["fog", "fog (2)"]
+
+
+def test_numbers_of_images_drawn_at_random_say_so(tmp_path: Path) -> None:
+    """They share a column with numbers of the first images."""
+    summarize(make_run(tmp_path / "runs" / "first"), 0.8, {"autoattack linf": 0.4}, n=150)
+    summarize(make_run(tmp_path / "runs" / "random"), 0.8, {"autoattack linf": 0.3}, n=200, population=1000)
+    ((board,), _) = leaderboard(tmp_path / "runs", tmp_path / "page.html")
+    cells = re.findall(
+        r'data-n="(\d+)"(?: data-population="(\d+)")?>[\d.]+<small>[\d.–]+</small>(?:<small>([^<]*)</small>)?',
+        (tmp_path / "page.html").read_text(),
+    )
+    assert set(cells) == {("150", "", ""), ("200", "1000", "n = 200 of 1,000 at random")}
+    write_csv([board], tmp_path / "numbers.csv")
+    lines = csv.DictReader((tmp_path / "numbers.csv").read_text().splitlines())
+    assert {line["model"]: line["clean population"] for line in lines} == {"first": "", "random": "1000"}
+    infos = {path: info["footnote"] for path, info in exported(tmp_path / "runs").items()}
+    assert infos["cifar10/Linf/random.json"] == "Measured on 200 of 1,000 images of the test split, drawn at random."
+
+
+def test_two_phases_without_a_sample_are_a_range_and_have_no_rank(tmp_path: Path) -> None:
+    threat = {"norm": "linf", "eps": 8 / 255}
+    for name, sampled in (("a", 0), ("b", 5), ("c", 10)):
+        survived = np.arange(40) < 10 + sampled
+        phases = {"survived": survived, "sampled": np.arange(40) < sampled, "lost": np.zeros(40, bool)}
+        case = {"role": "attack", "threat": threat, "spec": {"name": "two-phase"}, "columns": phases}
+        facts = measure_cases(create_run(tmp_path / name, seed=0), {"two-phase": case})
+        assert "nan" not in facts.table() + repr(facts) + facts._repr_html_()
+    ((board,), _) = leaderboard(tmp_path, tmp_path / "page.html")
+    assert [entry.model for entry in board.entries] == ["c", "b", "a"]
+    assert not re.search(r'data-value="nan"|>\s*nan', (tmp_path / "page.html").read_text())
+    low, high = (f"{100 * each:.1f}" for each in board.entries[-1].numbers[board.sorted_by.key][1:3])
+    assert f">–<small>{low}–{high}</small>" in (tmp_path / "page.html").read_text()
+
+
 def test_a_variant_of_the_data_is_another_column_though_the_probe_is_the_same(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     case = {"role": "clean", "spec": {"name": "accuracy"}, "columns": {"correct": np.ones(8, bool)}}
@@ -153,7 +196,7 @@ def test_corruptions_are_one_column(tmp_path: Path) -> None:
     ((board,), _) = read_boards(tmp_path)
     (column,) = board.columns_of("corruption")
     assert column.name == "mean over corruptions (of 15 probes)"
-    assert cell(board.entries[0], column) == {"value": "0.522778", "low": "", "high": "", "n": 120}
+    assert cell(board.entries[0], column) == {"value": "0.522778", "low": "", "high": "", "n": 120, "population": ""}
 
 
 def test_a_mean_over_corruptions_that_the_suite_declares_has_its_interval(tmp_path: Path) -> None:
@@ -243,6 +286,17 @@ def test_models_of_one_name_are_told_apart_by_their_weights(tmp_path: Path) -> N
         storage.write_json(path, about)
     ((board,), _) = read_boards(tmp_path)
     assert sorted(entry.model for entry in board.entries) == ["same (aaaaaaaa)", "same (bbbbbbbb)"]
+
+
+def test_models_of_one_name_and_equal_weights_are_told_apart_by_their_code(tmp_path: Path) -> None:
+    for identity in ("c0de1", "c0de2"):
+        attacked(tmp_path / identity / "same", steps=10)
+        path = tmp_path / identity / "same" / "measurements" / "made.json"
+        about = storage.read_json(path)
+        about["cases"][0]["store"] = about["cases"][0]["store"].replace("identity", identity)
+        storage.write_json(path, about)
+    ((board,), _) = read_boards(tmp_path)
+    assert sorted(entry.model for entry in board.entries) == ["same (5eed, code c0de1)", "same (5eed, code c0de2)"]
 
 
 def test_facts_of_weights_that_a_run_no_longer_has_are_left_out(tmp_path: Path) -> None:
@@ -386,13 +440,29 @@ def test_published_models_stand_beside_numbers_on_test_images_only(tmp_path: Pat
     assert [entry.model for entry in board.entries] == ["a"]
 
 
+@pytest.mark.parametrize(("data", "classes"), [("imagenet-val", 1000), ("cifar10", 10), ("cifar100", 100)])
+def test_numbers_on_some_of_the_classes_are_not_robustbenchs(tmp_path: Path, data: str, classes: int) -> None:
+    eps, name = (4 / 255, "imagenet") if data == "imagenet-val" else (8 / 255, data)
+    about: dict[str, Any] = {"data": DATA["cifar10"] | {"name": data}}
+    said = {"dataset": name, "eps": str(eps), "clean_acc": "93.24", "autoattack_acc": "72.08"}
+    storage.write_text(tmp_path / "info" / name / "Linf" / "Other2024.json", json.dumps(said))
+    for count, folder in ((classes, tmp_path / "all"), (classes - 1, tmp_path / "some")):
+        about["classes"] = tuple(map(str, range(count)))
+        attacked_by_autoattack(make_run(folder / "mine"), {eps: 0.6}, about=about)
+        ((board,), _) = leaderboard(folder, tmp_path / "page.html", published=tmp_path / "info")
+        assert len(board.entries) == (2 if count == classes else 1)
+        assert list(exported(folder)) == ([f"{name}/Linf/mine.json"] if count == classes else [])
+
+
 def test_robustbench_is_given_no_other_attack_as_autoattack(tmp_path: Path) -> None:
     attacked(tmp_path / "a", steps=10)
     boards, _ = read_boards(tmp_path)
     assert write_robustbench(boards, tmp_path / "info") == []
 
 
-def attacked_by_autoattack(run: Run, robust: dict[float, float], **change: Any) -> None:
+def attacked_by_autoattack(
+    run: Run, robust: dict[float, float], *, about: dict[str, Any] | None = None, **change: Any
+) -> None:
     """AutoAttack at linf: accuracies by radius."""
     cases, summary = [], {}
     for eps, share in robust.items():
@@ -403,7 +473,7 @@ def attacked_by_autoattack(run: Run, robust: dict[float, float], **change: Any) 
         said |= {"members": ("apgd-ce", "apgd-t", "fab-t", "square")}
         cases.append(MeasuredCase(**said | change))
         summary[cases[-1].label] = wilson(round(1000 * share), 1000)
-    summarize(run, 0.9, {}, cases=tuple(cases), aggregates={}, summary=summary)
+    summarize(run, 0.9, {}, cases=tuple(cases), aggregates={}, summary=summary, **(about or {}))
 
 
 def exported(folder: Path) -> dict[str, dict[str, Any]]:
@@ -510,6 +580,7 @@ def measured_corruptions(run: Run, suite: str, data: str) -> None:
     shares |= {"clean": 0.9, "mean corruption accuracy": 0.55}
     summary = {label: wilson(round(1000 * share), 1000) for label, share in shares.items()}
     said = {"cases": tuple(cases), "aggregates": aggregates, "summary": summary}
+    said["classes"] = tuple(map(str, range(1000 if data == "imagenet-c" else 10)))
     summarize(run, 0.9, {}, data=DATA["cifar10"] | {"name": data}, **said)
 
 

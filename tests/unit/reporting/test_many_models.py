@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,17 @@ def test_categories_have_the_means_of_their_models(board: Board) -> None:
     # Ranked by the worst case: VGG first.
     assert rows["CNN"] == ["3", "VGG", "87.3", "22.3", "53.4", "22.3", "10\u00a0M"]
     assert [entry.model for entry in board.entries][:2] == ["PVTv2", "ViT"]
-    assert category_means(Board(board.data, board.columns, board.entries[:2])) is not None  # two categories
-    assert category_means(Board(board.data, board.columns, board.entries[:1])) is None
+    assert category_means(replace(board, entries=board.entries[:2])) is not None  # two categories
+    assert category_means(replace(board, entries=board.entries[:1])) is None
+
+
+def test_means_of_categories_leave_two_phase_estimates_out(board: Board) -> None:
+    """They are not told without their intervals."""
+    attacked = next(column for column in board.columns if column.title == "autoattack linf")
+    columns = [replace(column, is_two_phase=column is attacked) for column in board.columns]
+    figure = category_means(replace(board, columns=columns))
+    assert figure is not None and figure.table is not None
+    assert list(figure.table.columns[3:]) == ["clean", "autoattack l2 (ℓ2 ≤ 0.5)", "worst case", "parameters"]
 
 
 def test_correlations_are_those_between_columns(board: Board) -> None:
@@ -80,7 +90,7 @@ def test_a_studys_number_is_a_column_of_its_own(tmp_path: Path) -> None:
     ((board,), _) = read_boards(tmp_path)
     (column,) = board.columns_of("study")
     assert (column.title, column.spec) == ("weights: sparsity", "share of small weights")
-    assert cell(board.entries[0], column) == {"value": "0.1", "low": "", "high": "", "n": ""}
+    assert cell(board.entries[0], column) == {"value": "0.1", "low": "", "high": "", "n": "", "population": ""}
     assert "−1.00 (−1.00 to " in str(table(correlations(board)))
     leaderboard(tmp_path, tmp_path / "page.html")
     assert re.search(r'<td data-value="0.0999\d*">0.1</td>', (tmp_path / "page.html").read_text())

@@ -14,7 +14,7 @@ from bastion.measuring.store import Column
 from bastion.reporting.figures import Figure, draw
 from bastion.reporting.figures.attention_stability import SQUARE, _heat, _marked
 from bastion.reporting.html import report
-from bastion.reporting.tables import Comparison, compare, read_runs
+from bastion.reporting.tables import SharedTable, read_runs, shared_tables
 from bastion.types import DataSet
 
 SUITE = {
@@ -28,31 +28,31 @@ SUITE = {
 N = 6
 
 
-def measured(data: DataSet, folder: Path, limit: int = N, keep: int = 3) -> Comparison:
+def measured(data: DataSet, folder: Path, limit: int = N, keep: int = 3) -> SharedTable:
     for depth in (1, 2):
         model = small_vit(depth=depth, size=8).float()
         measure(model, data, SUITE, folder=folder / f"depth-{depth}", limit=limit, keep=keep)
-    (comparison,) = compare(read_runs([folder / "depth-1", folder / "depth-2"]))
-    return comparison
+    (table,) = shared_tables(read_runs([folder / "depth-1", folder / "depth-2"]))
+    return table
 
 
 @pytest.fixture
-def comparison(tiny_data: DataSet, tmp_path: Path) -> Comparison:
+def table(tiny_data: DataSet, tmp_path: Path) -> SharedTable:
     return measured(tiny_data, tmp_path)
 
 
-def by_title(comparison: Comparison) -> dict[str, Figure]:
-    figures = {figure.title: figure for figure in draw(comparison, "key")}
-    assert len(figures) == len(draw(comparison, "key"))
+def by_title(table: SharedTable) -> dict[str, Figure]:
+    figures = {figure.title: figure for figure in draw(table, "key")}
+    assert len(figures) == len(draw(table, "key"))
     return figures
 
 
-def column(comparison: Comparison, row: int, name: str) -> Column:
-    return comparison.rows[row].facts.columns[name]
+def column(table: SharedTable, row: int, name: str) -> Column:
+    return table.rows[row].facts.columns[name]
 
 
-def test_every_figure_of_the_paper_is_there_and_drawings_share_no_id(comparison: Comparison) -> None:
-    figures = by_title(comparison)
+def test_every_figure_of_the_paper_is_there_and_drawings_share_no_id(table: SharedTable) -> None:
+    figures = by_title(table)
     assert list(figures) == [
         "Accuracy over occlusion masks",
         "occlusion: one image under 60 masks",
@@ -70,11 +70,11 @@ def test_every_figure_of_the_paper_is_there_and_drawings_share_no_id(comparison:
     assert not re.search("#000[01]", page)  # colours are the page's
 
 
-def test_accuracies_over_masks_are_told_with_what_depends_on_the_mask(comparison: Comparison) -> None:
-    figure = by_title(comparison)["Accuracy over occlusion masks"]
+def test_accuracies_over_masks_are_told_with_what_depends_on_the_mask(table: SharedTable) -> None:
+    figure = by_title(table)["Accuracy over occlusion masks"]
     assert len(figure.panels) == 1 and figure.table  # one mask has no box
     for row in range(2):
-        right = column(comparison, row, "occlusion/right_by_mask")
+        right = column(table, row, "occlusion/right_by_mask")
         always, ever, by_mask = right.all(1).mean(), right.any(1).mean(), right.mean(0)
         name, cells = figure.table.rows[row]
         assert name == f"depth-{row + 1}"
@@ -86,37 +86,37 @@ def test_accuracies_over_masks_are_told_with_what_depends_on_the_mask(comparison
         ]
 
 
-def test_confidences_and_similarities_are_means_over_the_images(comparison: Comparison) -> None:
-    figures = by_title(comparison)
+def test_confidences_and_similarities_are_means_over_the_images(table: SharedTable) -> None:
+    figures = by_title(table)
     confidence = figures["confidence: confidence in the true class"].table
     similarity = figures["attention: attention on clean and on occluded images"].table
     assert confidence and confidence.columns == ["run", "clean", "PGD-5", "Gaussian σ 0.38", "occluded"]
     assert similarity
     for row in range(2):
         for cell, change in zip(confidence.rows[row][1], ("clean", "adversarial", "noisy", "occluded"), strict=True):
-            assert cell.startswith(f"{100 * column(comparison, row, f'confidence/{change}_confidence').mean():.1f} % (")
-        values = column(comparison, row, "attention/similarity")
+            assert cell.startswith(f"{100 * column(table, row, f'confidence/{change}_confidence').mean():.1f} % (")
+        values = column(table, row, "attention/similarity")
         cells = similarity.rows[row][1]
         assert cells[0].startswith(f"{values.mean():.3f} (") and cells[2] == f"{values.min():.3f}"
         assert cells[3] == f"{row + 1} × 2"
 
 
-def test_pictures_are_of_the_same_images_in_every_model_and_say_what_is_shown(comparison: Comparison) -> None:
-    figures = by_title(comparison)
+def test_pictures_are_of_the_same_images_in_every_model_and_say_what_is_shown(table: SharedTable) -> None:
+    figures = by_title(table)
     centre = figures["attention: attention of the centre"]
     assert [panel.count("<img") for panel in centre.panels] == [2 * 2, 2 * 3, 2 * 2, 2 * 3]  # image and layers, twice
     assert [re.search(r"image (\d)", panel)[1] for panel in centre.panels] == ["0", "0", "1", "1"]
     strip = figures["occlusion: occluded images"].panels[0]
     assert strip.count("<img") == 2 * 3 and "Patches are random" in figures["occlusion: occluded images"].caption
     for row in range(2):
-        shown = column(comparison, row, "occlusion/confidence_by_mask")[0, 0]
+        shown = column(table, row, "occlusion/confidence_by_mask")[0, 0]
         assert f"{100 * float(shown):.1f}&nbsp;%" in strip
     assert all(panel.count("<img") == 3 * 4 for panel in figures["confidence: the images"].panels)
 
 
 def test_no_pictures_and_a_single_image_are_no_trouble(tiny_data: DataSet, tmp_path: Path) -> None:
-    comparison = measured(tiny_data, tmp_path, limit=1, keep=0)
-    figures = by_title(comparison)
+    table = measured(tiny_data, tmp_path, limit=1, keep=0)
+    figures = by_title(table)
     assert list(figures) == [
         "Accuracy over occlusion masks",
         "occlusion: one image under 60 masks",

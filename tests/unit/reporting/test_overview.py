@@ -12,7 +12,7 @@ from made_runs import Column, measure_cases
 from bastion.measuring.intervals import wilson
 from bastion.reporting.overview import Overview, overviews
 from bastion.reporting.summary import summary
-from bastion.reporting.tables import compare, read_runs
+from bastion.reporting.tables import read_runs, shared_tables
 from bastion.run import Run, create_run
 
 CLEAN = {"clean": {"role": "clean", "columns": {"correct": np.arange(20) < 18}}}
@@ -23,7 +23,7 @@ def attack(right: Column, norm: str = "linf", eps: float = 8 / 255, **more: Any)
 
 
 def overview(*runs: Run) -> Overview:
-    (made,) = overviews(compare(read_runs([run.folder for run in runs])))
+    (made,) = overviews(shared_tables(read_runs([run.folder for run in runs])))
     return made
 
 
@@ -82,7 +82,8 @@ def test_all_norms_together_and_all_corruptions_have_a_row(run: Run) -> None:
         }
         for level in (1, 2)
     }
-    measure_cases(run, foggy, suite="corruptions")
+    for suite in ("corruptions", "again"):
+        measure_cases(run, foggy, suite=suite)
     found = values(overview(run))
     assert found["every threat above"] == 0.35
     assert found["corruptions"] == pytest.approx(0.625)
@@ -100,21 +101,35 @@ def test_models_that_were_measured_into_one_folder_are_not_mixed(run: Run) -> No
     }
 
 
+def test_models_of_equal_weights_are_not_mixed(run: Run) -> None:
+    """One was measured after an attribute was changed; the overview and the first sentence are of that one."""
+    old = {"created": "2026-01-01", "identity": "before"}
+    measure_cases(run, CLEAN | {"pgd": attack(np.arange(20) < 3)}, suite="one", **old)
+    measure_cases(run, {"square": attack(np.arange(20) < 2)}, suite="two", **old)
+    new = {"created": "2026-01-02", "identity": "after"}
+    measure_cases(run, CLEAN | {"pgd": attack(np.arange(20) < 12)}, suite="three", **new)
+    measure_cases(run, CLEAN, suite="four", **new)
+    tables = shared_tables(read_runs([run.folder]))
+    assert values(overview(run)) == {"clean": 0.9, "ℓ∞ ≤ 8/255": 0.6}
+    said = summary(tables, overviews(tables)).replace("\u00a0", " ")
+    assert said.startswith("run: 90.0 % right on clean images, 60.0 % under attack (ℓ∞ ≤ 8/255).")
+
+
 def test_models_with_different_attacks_are_not_compared(run: Run, tmp_path: Path) -> None:
     other = create_run(tmp_path / "other", seed=0)
     for each in (run, other):
         measure_cases(each, CLEAN | {"pgd": attack(np.arange(20) < 12)}, suite="one")
     measure_cases(run, {"clean": CLEAN["clean"], "strong": attack(np.arange(20) < 2)}, suite="two")
     measure_cases(other, CLEAN, suite="two")
-    comparisons = compare(read_runs([run.folder, other.folder]))
+    tables = shared_tables(read_runs([run.folder, other.folder]))
     made = overview(run, other)
     assert [each.same_probes for each in made.rows] == [True, False]
-    assert "Their attacks differ" in summary(comparisons, overviews(comparisons))
+    assert "Their attacks differ" in summary(tables, overviews(tables))
 
 
 def test_free_patches_have_no_row_and_a_single_suite_needs_no_overview(run: Run) -> None:
     measure_cases(run, CLEAN | {"patch": attack(np.zeros(20, bool), "linf", 1.0)}, suite="one")
-    assert overviews(compare(read_runs([run.folder]))) == []
+    assert overviews(shared_tables(read_runs([run.folder]))) == []
     measure_cases(run, {"pgd": attack(np.arange(20) < 12)}, suite="two")
     assert list(values(overview(run))) == ["clean", "ℓ∞ ≤ 8/255"]
 
@@ -122,8 +137,8 @@ def test_free_patches_have_no_row_and_a_single_suite_needs_no_overview(run: Run)
 def test_the_first_sentence_tells_the_strongest_of_all_suites(run: Run) -> None:
     measure_cases(run, CLEAN | {"weak": attack(np.arange(20) < 15)}, suite="one")
     measure_cases(run, {"strong": attack(np.arange(20) < 2)}, suite="two")
-    comparisons = compare(read_runs([run.folder]))
-    said = summary(comparisons, overviews(comparisons)).replace("\u00a0", " ")
+    tables = shared_tables(read_runs([run.folder]))
+    said = summary(tables, overviews(tables)).replace("\u00a0", " ")
     assert said == (
         "run: 90.0 % right on clean images, 10.0 % under attack (ℓ∞ ≤ 8/255). "
         "Measured on 20 images of cifar10-mini (test)."

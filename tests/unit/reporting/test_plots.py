@@ -8,16 +8,16 @@ import pytest
 from made_runs import MakeRun, train_run
 
 from bastion.reporting import plots, training
-from bastion.reporting.tables import Comparison, compare, read_runs
+from bastion.reporting.tables import SharedTable, read_runs, shared_tables
 from bastion.run import create_run
 
 
-def comparison_of(make_run: MakeRun, **changes: str) -> Comparison:
+def table_of(make_run: MakeRun, **changes: str) -> SharedTable:
     runs = [
         make_run("robust", clean=0.47, robust=0.265, **changes),
         make_run("standard", clean=0.55, robust=0, **changes),
     ]
-    return compare(read_runs(run.folder for run in runs))[0]
+    return shared_tables(read_runs(run.folder for run in runs))[0]
 
 
 def drawn_at(svg: str, mark: int) -> list[float]:
@@ -26,7 +26,7 @@ def drawn_at(svg: str, mark: int) -> list[float]:
 
 
 def test_every_dot_stands_at_its_accuracy(make_run: MakeRun) -> None:
-    svg = plots.accuracy_chart(comparison_of(make_run), 760, "key")
+    svg = plots.accuracy_chart(table_of(make_run), 760, "key")
     left, right = 6, 760 - 52  # of 0 % and 100 %
     expected = {0: [47.0, 26.5, 26.5], 1: [55.0, 0.0, 0.0]}
     for mark, accuracies in expected.items():
@@ -34,14 +34,14 @@ def test_every_dot_stands_at_its_accuracy(make_run: MakeRun) -> None:
 
 
 def test_charts_take_every_colour_from_the_page(make_run: MakeRun) -> None:
-    svg = plots.accuracy_chart(comparison_of(make_run), 760, "key")
+    svg = plots.accuracy_chart(table_of(make_run), 760, "key")
     assert not re.search(r"#[0-9a-f]{6}", svg)
     assert {"--ink", "--muted", "--line", "--paper", "--run-0", "--run-1"} == set(re.findall(r"var\((--[\w-]+)\)", svg))
 
 
 def test_charts_keep_their_ids_to_themselves(make_run: MakeRun) -> None:
-    comparison = comparison_of(make_run)
-    charts = [plots.accuracy_chart(comparison, width, key) for width, key in ((760, "a"), (350, "b"))]
+    table = table_of(make_run)
+    charts = [plots.accuracy_chart(table, width, key) for width, key in ((760, "a"), (350, "b"))]
     ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in charts]
     assert not set(ids[0]) & set(ids[1])
     for svg, own in zip(charts, ids, strict=True):
@@ -52,7 +52,7 @@ def test_charts_keep_their_ids_to_themselves(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize("label", ["$x^$ & <script>", "攻撃", "#000001"])
 def test_any_label_can_be_drawn(make_run: MakeRun, label: str) -> None:
-    svg = plots.accuracy_chart(comparison_of(make_run, label=label), 760, "key")
+    svg = plots.accuracy_chart(table_of(make_run, label=label), 760, "key")
     assert label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in svg
 
 

@@ -10,8 +10,9 @@ import pytest
 from made_runs import MakeRun, measure_cases, measure_everything
 
 from bastion.measuring.compare import compare as compare_models
-from bastion.measuring.intervals import wilson
+from bastion.measuring.intervals import bounded_mean, wilson
 from bastion.measuring.measurement import MeasuredAggregate
+from bastion.measuring.sampling import confidence_sequence
 from bastion.reporting import plots
 from bastion.reporting.boards import read_boards
 from bastion.reporting.costs import cost_table
@@ -19,18 +20,18 @@ from bastion.reporting.differences import differences
 from bastion.reporting.grids import class_table, confusions, heat_maps
 from bastion.reporting.html import report
 from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
-from bastion.reporting.tables import Comparison, compare, read_runs
+from bastion.reporting.tables import SharedTable, read_runs, shared_tables
 from bastion.run import create_run
 
 N = 120
 
 
 @pytest.fixture
-def everything(tmp_path: Path) -> Comparison:
+def everything(tmp_path: Path) -> SharedTable:
     run = create_run(tmp_path / "run", seed=0)
     measure_everything(run, N)
-    (comparison,) = compare(read_runs([run.folder]))
-    return comparison
+    (table,) = shared_tables(read_runs([run.folder]))
+    return table
 
 
 def above(threshold: float) -> int:
@@ -38,7 +39,7 @@ def above(threshold: float) -> int:
     return sum(number / N > threshold for number in range(N))
 
 
-def test_accuracy_over_eps_begins_at_the_clean_accuracy(everything: Comparison) -> None:
+def test_accuracy_over_eps_begins_at_the_clean_accuracy(everything: SharedTable) -> None:
     pgd, _ = security_curves(everything)
     (line,) = pgd.lines
     assert (pgd.title, pgd.norm) == ("pgd", "linf")
@@ -46,7 +47,7 @@ def test_accuracy_over_eps_begins_at_the_clean_accuracy(everything: Comparison) 
     assert line.estimates == [wilson(above(0.2 + harm), N) for harm in (0, 0.1, 0.2, 0.4)]
 
 
-def test_a_curve_of_distances_is_the_share_of_images_further_away(everything: Comparison) -> None:
+def test_a_curve_of_distances_is_the_share_of_images_further_away(everything: SharedTable) -> None:
     _, curve = security_curves(everything)
     (line,) = curve.lines
     distance = everything.rows[0].facts.columns["distance/distance"]
@@ -62,14 +63,55 @@ def test_an_image_that_nothing_fools_keeps_the_curve_up(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", seed=0)
     distance = np.array([0, 0.5, 1.0, np.inf], np.float32)
     measure_cases(run, {"far": {"role": "attack", "spec": {"norm": "l2"}, "columns": {"distance": distance}}})
-    (comparison,) = compare(read_runs([run.folder]))
-    (line,) = security_curves(comparison)[0].lines
+    (table,) = shared_tables(read_runs([run.folder]))
+    (line,) = security_curves(table)[0].lines
     assert [each.value for each in line.estimates] == [0.75, 0.5, 0.25]
-    (told,) = distances(comparison)["far"]
+    (told,) = distances(table)["far"]
     assert (told.median, told.mistakes, told.unfooled, told.found.tolist()) == (0.5, 1, 1, [0.5, 1.0])
 
 
-def test_accuracy_over_image_size(everything: Comparison) -> None:
+def test_all_sections_allow_for_stopping_early(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    facts = measure_everything(run, N, population=400)
+    (table,) = shared_tables(read_runs([run.folder]))
+    accuracies, told = facts.accuracies(), table.rows[0].accuracies
+    assert accuracies["clean"] == told["clean"] == confidence_sequence(above(0.2), N, 400)
+    pgd, stairs = security_curves(table)
+    assert pgd.lines[0].estimates == [accuracies[label] for label in ("clean", *pgd_labels(table))]
+    assert stairs.lines[0].estimates[0] == accuracies["clean"]
+    (sizes,) = resolution_curves(table)
+    assert sizes.lines[0].estimates == [accuracies[f"resized size={size}"] for size in (24, 32, 48)]
+    (heat,) = heat_maps(table)
+    assert heat.rows[0][1][0] == accuracies["corrupted corruption=fog severity=1"]
+    classes = class_table(table)
+    assert classes is not None
+    right = int(facts.correct("clean")[facts.columns["clean/label"] == 0].sum())
+    assert classes.rows[0].accuracies[0] == confidence_sequence(right, classes.rows[0].n, 400)
+
+
+def pgd_labels(table: SharedTable) -> list[str]:
+    return [label for label in table.columns if label.startswith("pgd")]
+
+
+def test_means_over_corruptions_stay_between_0_and_1(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    cases = {
+        f"fog severity={level}": {
+            "role": "corruption",
+            "at": {"severity": level},
+            "columns": {"correct": np.ones(1, bool)},
+        }
+        for level in (1, 2)
+    }
+    measure_cases(run, cases)
+    (table,) = shared_tables(read_runs([run.folder]))
+    (heat,) = heat_maps(table)
+    expected = bounded_mean(np.ones(1))
+    assert table.rows[0].accuracies["mean over corruptions"] == expected
+    assert [row[-1] for _, row in heat.rows] == [expected, expected]
+
+
+def test_accuracy_over_image_size(everything: SharedTable) -> None:
     (chart,) = resolution_curves(everything)
     assert (chart.title, chart.lines[0].x) == ("resized", [24.0, 32.0, 48.0])
     assert chart.lines[0].estimates[1] == wilson(above(0.2), N)
@@ -92,17 +134,15 @@ def test_a_curve_over_eps_begins_at_the_clean_accuracy_of_its_own_size(tmp_path:
                 "columns": {"correct": np.arange(10) < right - level},
             }
     measure_cases(run, cases)
-    (comparison,) = compare(read_runs([run.folder]))
-    shown = {chart.title: [each.value for each in chart.lines[0].estimates] for chart in security_curves(comparison)}
+    (table,) = shared_tables(read_runs([run.folder]))
+    shown = {chart.title: [each.value for each in chart.lines[0].estimates] for chart in security_curves(table)}
     assert shown == {"pgd size=24": [0.5, 0.4, 0.3], "pgd size=32": [0.8, 0.7, 0.6]}
-    by_size = {
-        chart.title: [each.value for each in chart.lines[0].estimates] for chart in resolution_curves(comparison)
-    }
+    by_size = {chart.title: [each.value for each in chart.lines[0].estimates] for chart in resolution_curves(table)}
     assert by_size == {"clean": [0.5, 0.8], "pgd eps=1/255": [0.4, 0.7], "pgd eps=2/255": [0.3, 0.6]}
-    assert comparison.columns == []  # all of it is in the curves
+    assert table.columns == []  # all of it is in the curves
 
 
-def test_a_heat_map_has_a_cell_for_each_severity_and_means(everything: Comparison) -> None:
+def test_a_heat_map_has_a_cell_for_each_severity_and_means(everything: SharedTable) -> None:
     (shown,) = heat_maps(everything)
     assert shown.columns == ["1", "2", "3", "4", "5", "mean"]
     assert [name for name, _ in shown.rows] == ["fog", "gaussian_noise", "motion_blur", "mean"]
@@ -132,16 +172,16 @@ def test_a_mean_over_one_corruption_stands_in_the_heat_map_alone(tmp_path: Path)
     weather = MeasuredAggregate(kind="mean", members=kinds["fog"].members | kinds["snow"].members)
     mce = MeasuredAggregate(kind="errors", members=dict.fromkeys(cases, 0.5))
     measure_cases(run, cases, aggregates={**kinds, "weather": weather, "mCE": mce})
-    (comparison,) = compare(read_runs([run.folder]))
-    assert comparison.columns == ["weather", "mean over corruptions"]
-    (shown,) = heat_maps(comparison)
+    (table,) = shared_tables(read_runs([run.folder]))
+    assert table.columns == ["weather", "mean over corruptions"]
+    (shown,) = heat_maps(table)
     assert [(name, round(cells[-1].value, 3)) for name, cells in shown.rows if cells[-1]] == [
         ("fog", 0.75),
         ("snow", 0.55),
         ("blur", 0.35),
         ("mean", 0.55),
     ]
-    assert comparison.errors()["mCE"][0].value == pytest.approx(0.5 * (0.2 + 0.3 + 0.4 + 0.5 + 0.6 + 0.7))
+    assert table.errors()["mCE"][0].value == pytest.approx(0.5 * (0.2 + 0.3 + 0.4 + 0.5 + 0.6 + 0.7))
     ((board,), _) = read_boards(tmp_path)
     assert [column.title for column in board.columns] == ["weather", "mean over corruptions", "mCE"]
 
@@ -153,8 +193,8 @@ def test_corruptions_without_severities_are_one_column(tmp_path: Path) -> None:
         name: {"role": "corruption", "columns": {"correct": np.arange(10) < count}} for name, count in right.items()
     }
     measure_cases(run, cases)
-    (comparison,) = compare(read_runs([run.folder]))
-    (shown,) = heat_maps(comparison)
+    (table,) = shared_tables(read_runs([run.folder]))
+    (shown,) = heat_maps(table)
     assert shown.columns == ["accuracy", "mean"]
     assert [(name, cells[0].value) for name, cells in shown.rows if cells[0]] == [
         ("snow", 0.3),
@@ -163,7 +203,7 @@ def test_corruptions_without_severities_are_one_column(tmp_path: Path) -> None:
     ]
 
 
-def test_accuracies_by_class_add_up(everything: Comparison) -> None:
+def test_accuracies_by_class_add_up(everything: SharedTable) -> None:
     table = class_table(everything)
     assert table is not None
     assert table.columns == ["clean", "worst case"]
@@ -179,7 +219,7 @@ def test_only_the_worst_of_many_classes_are_shown(tmp_path: Path) -> None:
     seen = np.where(np.arange(120) % 4 < truth % 5, (truth + 1) % 30, truth)
     columns = {"correct": seen == truth, "prediction": seen, "label": truth}
     measure_cases(run, {"clean": {"role": "clean", "columns": columns}}, classes=tuple(map(str, range(30))))
-    table = class_table(compare(read_runs([run.folder]))[0])
+    table = class_table(shared_tables(read_runs([run.folder]))[0])
     assert table is not None
     assert (len(table.rows), table.left_out) == (20, 10)
     values = [row.accuracies[0].value for row in table.rows]
@@ -201,7 +241,7 @@ def test_confusions_are_counted_most_frequent_first(tmp_path: Path) -> None:
     ]
 
 
-def test_costs_are_means_over_the_images(everything: Comparison) -> None:
+def test_costs_are_means_over_the_images(everything: SharedTable) -> None:
     table = cost_table(everything)
     assert table.models == [("parameters", ["696\u00a0k"]), ("multiply-accumulates per image", ["26.4\u00a0M"])]
     assert table.attacks == [("autoattack", [("40", "20", "")])]
@@ -215,17 +255,17 @@ def test_costs_have_the_seconds_that_were_timed(tmp_path: Path) -> None:
     }
     for name, seconds in {"timed": {"clean": 0.5, "pgd": 20.25}, "partly": {"pgd": 0.015}}.items():
         measure_cases(create_run(tmp_path / name, seed=0), cases, seconds=seconds)
-    (comparison,) = compare(read_runs([tmp_path / "timed", tmp_path / "partly"]))
-    table = cost_table(comparison)
-    assert table.models == [("seconds of measuring, of all workers together", ["166", ""])]
-    assert table.attacks == [("pgd", [("40", "20", "20.2\u00a0s"), ("40", "20", "0.015\u00a0s")])]
+    (table,) = shared_tables(read_runs([tmp_path / "timed", tmp_path / "partly"]))
+    costs = cost_table(table)
+    assert costs.models == [("seconds of measuring, of all workers together", ["166", ""])]
+    assert costs.attacks == [("pgd", [("40", "20", "20.2\u00a0s"), ("40", "20", "0.015\u00a0s")])]
 
 
 def test_differences_are_paired(make_run: MakeRun) -> None:
     """Of one order of the examples: the ten that lie between two thresholds are the only ones that differ."""
     runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.55, robust=0.2)]
-    (comparison,) = compare(read_runs(run.folder for run in runs))
-    (difference,) = differences(comparison)
+    (table,) = shared_tables(read_runs(run.folder for run in runs))
+    (difference,) = differences(table)
     clean, robust = (difference.by_label[label].difference for label in ("clean", "pgd-20"))
     assert clean.value == pytest.approx(0.05)
     assert 0 < clean.low < clean.high < 0.1  # unpaired, with intervals of ±7 %, zero would be inside
@@ -234,8 +274,8 @@ def test_differences_are_paired(make_run: MakeRun) -> None:
 
 def test_differences_have_the_test_and_the_changed_images_of_compare(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.65, robust=0.2)]
-    (comparison,) = compare(read_runs(run.folder for run in runs))
-    (difference,) = differences(comparison)
+    (table,) = shared_tables(read_runs(run.folder for run in runs))
+    (difference,) = differences(table)
     expected = compare_models(*(run.folder for run in runs))
     for row in expected.rows:
         found = difference.by_label[row.label]
@@ -249,7 +289,7 @@ def test_differences_have_the_test_and_the_changed_images_of_compare(make_run: M
     assert f"<dt>clean</dt><dd>gained: {clean.gained}<br>lost: none</dd>" in content
 
 
-def test_a_waterfall_falls_from_the_clean_accuracy(everything: Comparison) -> None:
+def test_a_waterfall_falls_from_the_clean_accuracy(everything: SharedTable) -> None:
     svg = plots.waterfall(everything.rows[0], "autoattack", "key")
     texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
     clean, after = above(0.2) / N, [above(0.5) / N, above(0.55) / N]
@@ -260,7 +300,7 @@ def test_a_waterfall_falls_from_the_clean_accuracy(everything: Comparison) -> No
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_radii_of_linf_are_written_in_grey_levels(everything: Comparison, index: int) -> None:
+def test_radii_of_linf_are_written_in_grey_levels(everything: SharedTable, index: int) -> None:
     svg = plots.curve_panel(security_curves(everything)[index], 0.1, "key")
     assert ("4/255" in svg) == (index == 0)
     assert ("(ℓ2)" in svg) == (index == 1)

@@ -17,7 +17,7 @@ from bastion.reporting import figures, svg
 from bastion.reporting.figures import Figure, sparsity
 from bastion.reporting.figures.landscape import MANY, LossGrid, _levels, _mean_at, _top
 from bastion.reporting.html import report
-from bastion.reporting.tables import compare, read_runs
+from bastion.reporting.tables import read_runs, shared_tables
 from bastion.run import create_run
 from bastion.types import DataSet
 
@@ -37,8 +37,8 @@ def measured(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> Fact
 
 
 def drawn(facts: Facts) -> dict[str, Figure]:
-    (comparison,) = compare(read_runs([facts.run.folder]))
-    return {figure.title: figure for figure in figures.draw(comparison, "key")}
+    (table,) = shared_tables(read_runs([facts.run.folder]))
+    return {figure.title: figure for figure in figures.draw(table, "key")}
 
 
 def test_every_study_has_its_figures_and_the_page_shows_them(measured: Facts, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, fact, figures, line_style
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
 CAPTION = (
@@ -27,36 +27,36 @@ COLUMNS = ["largest measured", "bound for tokens as long", "bound for every imag
 
 
 @figures.register("attention-lipschitz")
-def attention_lipschitz(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def attention_lipschitz(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     found = []
     for number, case in enumerate(cases):
-        panels = [draw(comparison, case, f"{key}-{number}-{draw.__name__}") for draw in (_by_block, _by_scale)]
-        table = Table(["run", *COLUMNS], [(row.name, _cells(row, case)) for row in comparison.rows])
-        found.append(Figure(f"{case.label}: Lipschitz constants of self-attention", panels, CAPTION, table))
+        panels = [draw(table, case, f"{key}-{number}-{draw.__name__}") for draw in (_by_block, _by_scale)]
+        numbers = Table(["run", *COLUMNS], [(row.name, _cells(row, case)) for row in table.rows])
+        found.append(Figure(f"{case.label}: Lipschitz constants of self-attention", panels, CAPTION, numbers))
     return found
 
 
-def _attending(comparison: Comparison, case: MeasuredCase) -> list[Row]:
+def _attending(table: SharedTable, case: MeasuredCase) -> list[TableRow]:
     """Rows of models that have self-attention between tokens."""
-    return [row for row in comparison.rows if _attends(row, case)]
+    return [row for row in table.rows if _attends(row, case)]
 
 
-def _attends(row: Row, case: MeasuredCase) -> bool:
+def _attends(row: TableRow, case: MeasuredCase) -> bool:
     return bool(np.isfinite(_fact(row, case, "block")).any())
 
 
-def _fact(row: Row, case: MeasuredCase, name: str) -> Column:
+def _fact(row: TableRow, case: MeasuredCase, name: str) -> Column:
     """A column with the blocks along the first axis, as float64."""
     return fact(row, case, name).astype(np.float64)
 
 
-def _by_block(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+def _by_block(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
     with svg.figure(360, 250) as drawn:
         axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
         axes.set_title("Lipschitz constant by block", loc="left", fontsize=13, x=-0.15)
         axes.set_yscale("log")
-        for row in _attending(comparison, case):
-            blocks, paint = 1 + _fact(row, case, "block"), svg.colour(row.run.mark)
+        for row in _attending(table, case):
+            blocks, paint = 1 + _fact(row, case, "block"), svg.colour(row.run.number)
             axes.plot(blocks, _fact(row, case, "measured").max(1), linewidth=2, **line_style(row))
             axes.plot(blocks, _fact(row, case, "bound"), color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
@@ -66,13 +66,13 @@ def _by_block(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         return svg.inline(drawn, key, f"{case.label}: Lipschitz constant of attention by block")
 
 
-def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+def _by_scale(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
     with svg.figure(360, 250) as drawn:
         axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
         axes.set_title("and of scaled tokens", loc="left", fontsize=13, x=-0.15)
         axes.set(xscale="log", yscale="log")
-        for row in _attending(comparison, case):
-            scale, paint = _fact(row, case, "scale")[0], svg.colour(row.run.mark)
+        for row in _attending(table, case):
+            scale, paint = _fact(row, case, "scale")[0], svg.colour(row.run.number)
             axes.plot(scale, np.median(_fact(row, case, "scaled"), axis=0), linewidth=2, **line_style(row))
             bound = np.median(_fact(row, case, "scaled_bound"), axis=0)
             axes.plot(scale, bound, color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
@@ -83,7 +83,7 @@ def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         return svg.inline(drawn, key, f"{case.label}: Lipschitz constant of attention at scaled tokens")
 
 
-def _cells(row: Row, case: MeasuredCase) -> list[str]:
+def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     if not _attends(row, case):
         return ["no token attention", *["–"] * (len(COLUMNS) - 1)]
     measured, own, every = (

@@ -16,7 +16,7 @@ from bastion.reporting.figures import Figure, Table, fact, figures, line_style
 from bastion.reporting.histograms import HEIGHT, WIDTH, Histogram, histogram
 from bastion.reporting.pictures import run_mark, to_bytes
 from bastion.reporting.strips import Tile
-from bastion.reporting.tables import Comparison
+from bastion.reporting.tables import SharedTable
 
 MANY = 50  # masks for a histogram of a single image
 EXAMPLES = 2
@@ -26,27 +26,27 @@ SQUARE = (224, 30, 38)
 
 
 @figures.register("attention-stability")
-def attention_stability(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def attention_stability(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     found = []
     for number, case in enumerate(cases):
         found += [
-            _similarities(comparison, case, f"{key}-{number}"),
-            *_over_masks(comparison, case, f"{key}-masks-{number}"),
-            *_pictures(comparison, case),
+            _similarities(table, case, f"{key}-{number}"),
+            *_over_masks(table, case, f"{key}-masks-{number}"),
+            *_pictures(table, case),
         ]
     return found
 
 
-def _similarities(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
-    masks = fact(comparison.rows[0], case, "similarity_by_mask").shape[1]
+def _similarities(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+    masks = fact(table.rows[0], case, "similarity_by_mask").shape[1]
     shown = [
-        Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
-        for row in comparison.rows
+        Histogram(row.run.number, values, float(values.mean()), float(values.min()))
+        for row in table.rows
         for values in [fact(row, case, "similarity")]
     ]
     panels = [
         histogram(shown, "images", "cosine similarity of attention", f"{key}-images"),
-        _layers(comparison, case, f"{key}-layers"),
+        _layers(table, case, f"{key}-layers"),
     ]
     drawn = "one mask" if masks == 1 else f"{masks} masks"
     return Figure(
@@ -55,17 +55,17 @@ def _similarities(comparison: Comparison, case: MeasuredCase, key: str) -> Figur
         f"Cosine similarity of the attention maps of each head, {drawn} for each image. The histogram is of its mean "
         "over heads and layers; dashed lines are means over the images, triangles the lowest. By layer, it is the mean "
         "over heads; bands hold 90 % of the images.",
-        _table(comparison, case),
+        _table(table, case),
     )
 
 
-def _layers(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+def _layers(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
     with svg.figure(WIDTH, HEIGHT) as drawn:
         axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
         axes.set_title("cosine similarity", loc="left", x=-0.13, pad=10, fontsize=13)
-        for row in comparison.rows:
+        for row in table.rows:
             by_layer = np.nanmean(fact(row, case, "similarity_by_head"), axis=2)  # (n, layers)
-            layers, paint = np.arange(1, by_layer.shape[1] + 1), svg.colour(row.run.mark)
+            layers, paint = np.arange(1, by_layer.shape[1] + 1), svg.colour(row.run.number)
             low, high = np.quantile(by_layer, [0.05, 0.95], axis=0)
             axes.fill_between(layers, low, high, color=paint, alpha=0.15, linewidth=0)
             axes.plot(layers, by_layer.mean(0), linewidth=2, clip_on=False, **line_style(row))
@@ -76,9 +76,9 @@ def _layers(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         return svg.inline(drawn, key, f"{case.label}: cosine similarity of attention by layer")
 
 
-def _table(comparison: Comparison, case: MeasuredCase) -> Table:
+def _table(table: SharedTable, case: MeasuredCase) -> Table:
     rows = []
-    for row in comparison.rows:
+    for row in table.rows:
         values, by_head = fact(row, case, "similarity"), fact(row, case, "similarity_by_head")
         shown = row.facts.estimate(values)
         heads = sorted({int(np.isfinite(layer).sum()) for layer in by_head[0]})
@@ -92,16 +92,16 @@ def _table(comparison: Comparison, case: MeasuredCase) -> Table:
     return Table(["run", "mean", "5 % of images below", "lowest", "layers × heads"], rows)
 
 
-def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
+def _over_masks(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
     """Fig. 4, last column: single images under many masks."""
-    masks = fact(comparison.rows[0], case, "similarity_by_mask").shape[1]
+    masks = fact(table.rows[0], case, "similarity_by_mask").shape[1]
     if masks < MANY:
         return []
     panels = []
-    for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
+    for place, name in enumerate(strips.first_images(table, case, EXAMPLES)):
         shown = [
-            Histogram(row.run.mark, values, float(values.mean()), float(values.min()))
-            for row in comparison.rows
+            Histogram(row.run.number, values, float(values.mean()), float(values.min()))
+            for row in table.rows
             for values in [fact(row, case, "similarity_by_mask")[place]]
         ]
         panels.append(histogram(shown, f"{name}: masks", "cosine similarity of attention", f"{key}-{place}"))
@@ -109,19 +109,19 @@ def _over_masks(comparison: Comparison, case: MeasuredCase, key: str) -> list[Fi
     return [Figure(f"{case.label}: one image under {masks} masks", panels, caption)]
 
 
-def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
+def _pictures(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """Figs. 2 and 4: the same images in every model."""
-    first = strips.shared_pictures(comparison, case, EXAMPLES)
+    first = strips.shared_pictures(table, case, EXAMPLES)
     panels, silent = [], []
     for number, truth in enumerate(first.truths):
-        for line, row in enumerate(comparison.rows):
+        for line, row in enumerate(table.rows):
             pictures = {name: column[number] for name, column in first.rows[line].items()}
             if "attention_clean" not in pictures:
                 silent.append(row.name)
                 continue
             position, place = first.positions[number], first.row_numbers[number]
             by_layer = np.nanmean(fact(row, case, "similarity_by_head")[place], axis=1)
-            title = Markup("{} {}: {} (image {})").format(run_mark(row.run.mark), row.name, truth, position)
+            title = Markup("{} {}: {} (image {})").format(run_mark(row.run.number), row.name, truth, position)
             panels.append(_maps(pictures, by_layer, title, f"Attention of {row.name} on image {position}"))
     if not panels:
         return []

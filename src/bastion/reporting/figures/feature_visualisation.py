@@ -8,31 +8,31 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.figures import Figure, fact, figures
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grid
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 
 COLUMNS = 4
 
 
 @figures.register("feature-visualisation")
-def feature_visualisation(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def feature_visualisation(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     """A grid for each model, and the images that the search began with, if they are images."""
-    return [_of_case(comparison, case) for case in cases]
+    return [_of_case(table, case) for case in cases]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase) -> Figure:
+def _of_case(table: SharedTable, case: MeasuredCase) -> Figure:
     panels = [
-        grid(row.run.mark, row.name, _pictures(row, case), columns=COLUMNS, about=f"Excites a unit of {row.name}")
-        for row in comparison.rows
+        grid(row.run.number, row.name, _pictures(row, case), columns=COLUMNS, about=f"Excites a unit of {row.name}")
+        for row in table.rows
     ]
     if case.spec.get("start") == "image":
-        first = fact(comparison.rows[0], case, "start")
+        first = fact(table.rows[0], case, "start")
         starts = [Picture(data_uri(image)) for image in first]
         panels.insert(0, grid(None, "start", starts, columns=COLUMNS, about="Start"))
     caption = "Below a picture is the unit, and its activation at the start and at the end of the search."
     return Figure(f"Images that excite units ({case.label})", panels, caption, legend=False)
 
 
-def _pictures(row: Row, case: MeasuredCase) -> list[Picture]:
+def _pictures(row: TableRow, case: MeasuredCase) -> list[Picture]:
     columns = [fact(row, case, name) for name in ("image", "unit", "before", "activation")]
     made = []
     for image, unit, before, after in zip(*columns, strict=True):

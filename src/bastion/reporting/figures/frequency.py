@@ -8,7 +8,7 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.figures import Figure, fact, figures
 from bastion.reporting.plots import curve_panel
 from bastion.reporting.robustness_curves import CurveChart, Line
-from bastion.reporting.tables import Comparison
+from bastion.reporting.tables import SharedTable
 
 # By what is filtered: the columns, and what their charts are called.
 FILTERED = {
@@ -18,25 +18,23 @@ FILTERED = {
 
 
 @figures.register("frequency")
-def frequency(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def frequency(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     return [
-        _figure(comparison, case, what, f"{key}-{number}-{what}")
-        for number, case in enumerate(cases)
-        for what in FILTERED
+        _figure(table, case, what, f"{key}-{number}-{what}") for number, case in enumerate(cases) for what in FILTERED
     ]
 
 
-def _figure(comparison: Comparison, case: MeasuredCase, what: str, key: str) -> Figure:
+def _figure(table: SharedTable, case: MeasuredCase, what: str, key: str) -> Figure:
     cutoffs = [float(each) for each in case.spec["cutoffs"]]
     panels = []
     for column, title in FILTERED[what].items():
         lines = [
-            Line(row.run.mark, cutoffs, [row.facts.estimate(right) for right in seen.T])
-            for row in comparison.rows
+            Line(row.run.number, cutoffs, [row.facts.estimate(right) for right in seen.T])
+            for row in table.rows
             for seen in [fact(row, case, column)]
         ]
         chart = CurveChart(title, "", False, lines, "cut-off (cycles per pixel)")
-        panels.append(curve_panel(chart, comparison.chance, f"{key}-{column}"))
+        panels.append(curve_panel(chart, table.chance, f"{key}-{column}"))
     caption = (
         f"Only frequencies up to the cut-off, or only those above it, are left of the {what}. "
         "Bands are 95 % intervals, the dotted line is chance."

@@ -14,7 +14,7 @@ from bastion.reporting.gallery import side_by_side
 from bastion.reporting.histograms import Histogram, histogram
 from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled_by_std, to_bytes
 from bastion.reporting.spectra import energy_panel
-from bastion.reporting.tables import Comparison
+from bastion.reporting.tables import SharedTable
 from bastion.reporting.wording import quantity_cell
 
 EXAMPLES = 6
@@ -23,44 +23,44 @@ MEASURES = {"alignment": "|⟨x, g⟩| / ‖g‖", "cosine": "|cos(x, g)|", "cor
 
 
 @figures.register("input-gradient")
-def input_gradient(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [made for number, case in enumerate(cases) for made in _of_case(comparison, case, f"{key}-{number}")]
+def input_gradient(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    return [made for number, case in enumerate(cases) for made in _of_case(table, case, f"{key}-{number}")]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
-    positions, kept = side_by_side(comparison, case.label)
+def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+    positions, kept = side_by_side(table, case.label)
     shape = kept[0]["clean"].shape if len(positions) else None
     panels = [
-        energy_panel(comparison, case.label, shape, "energy of the gradient", f"{key}-energy"),
-        _histogram(comparison, case.label, f"{key}-correlation"),
+        energy_panel(table, case.label, shape, "energy of the gradient", f"{key}-energy"),
+        _histogram(table, case.label, f"{key}-correlation"),
     ]
     caption = "Left: mean shares of the energy in rings of frequencies; dotted: white noise. Right: dashed are means."
-    numbers = Figure(f"Input gradients ({case.label})", panels, caption, _table(comparison, case.label))
-    return [_gallery(comparison, case, kept), numbers] if len(positions) else [numbers]
+    numbers = Figure(f"Input gradients ({case.label})", panels, caption, _table(table, case.label))
+    return [_gallery(table, case, kept), numbers] if len(positions) else [numbers]
 
 
-def _gallery(comparison: Comparison, case: MeasuredCase, kept: Sequence[dict[str, Column]]) -> Figure:
+def _gallery(table: SharedTable, case: MeasuredCase, kept: Sequence[dict[str, Column]]) -> Figure:
     panels = []
-    for row, each in zip(comparison.rows, kept, strict=True):
+    for row, each in zip(table.rows, kept, strict=True):
         pictures = []
         for image, gradient in zip(each["clean"][:EXAMPLES], each["gradient"][:EXAMPLES], strict=True):
             drawn = rescaled_by_std(gradient)
             pictures += [Picture(data_uri(made)) for made in (to_bytes(image), drawn, grey(drawn))]
-        panels.append(grid(row.run.mark, row.name, pictures, columns=COLUMNS, about=f"{case.label} of {row.name}"))
+        panels.append(grid(row.run.number, row.name, pictures, columns=COLUMNS, about=f"{case.label} of {row.name}"))
     caption = "Gradients are drawn from −3 to +3 of their standard deviations: grey is zero."
     return Figure(f"Input gradients as pictures ({case.label})", panels, caption, legend=False)
 
 
-def _histogram(comparison: Comparison, label: str, key: str) -> Markup:
-    columns = [(row, row.facts.columns[f"{label}/correlation"]) for row in comparison.rows]
+def _histogram(table: SharedTable, label: str, key: str) -> Markup:
+    columns = [(row, row.facts.columns[f"{label}/correlation"]) for row in table.rows]
     found = [(row, column[np.isfinite(column)]) for row, column in columns]
-    shown = [Histogram(row.run.mark, values, float(values.mean())) for row, values in found if len(values)]
+    shown = [Histogram(row.run.number, values, float(values.mean())) for row, values in found if len(values)]
     return histogram(shown, "images", "|correlation| of image and gradient", key) if shown else Markup()
 
 
-def _table(comparison: Comparison, label: str) -> Table:
+def _table(table: SharedTable, label: str) -> Table:
     rows = [
         (row.name, [quantity_cell(row.facts.estimate(row.facts.columns[f"{label}/{name}"])) for name in MEASURES])
-        for row in comparison.rows
+        for row in table.rows
     ]
     return Table(["mean, 95 % interval", *MEASURES.values()], rows)

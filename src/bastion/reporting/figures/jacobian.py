@@ -16,7 +16,7 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, fact, figures
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import norm_sign, quantity
 
 WIDTH, HEIGHT = 360, 250
@@ -42,12 +42,12 @@ DISTANCES = (
 
 
 @figures.register("jacobian")
-def jacobian(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def jacobian(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     found = []
     for number, case in enumerate(cases):
         name = f"{key}-{number}"
-        found += [_violins(comparison, case, part, f"{name}-{part}") for part in TITLES if part in case.columns]
-        found += [_aggregates(comparison, case), *_distances(comparison, case, f"{name}-distance")]
+        found += [_violins(table, case, part, f"{name}-{part}") for part in TITLES if part in case.columns]
+        found += [_aggregates(table, case), *_distances(table, case, f"{name}-distance")]
     return found
 
 
@@ -56,13 +56,13 @@ def values(facts: Facts, case: MeasuredCase, part: str) -> Column:
     return facts.columns[f"{case.label}/{part}"][..., 0].astype(np.float64)
 
 
-def _violins(comparison: Comparison, case: MeasuredCase, part: str, key: str) -> Figure:
+def _violins(table: SharedTable, case: MeasuredCase, part: str, key: str) -> Figure:
     """A panel of violins for each run, all with the same scale."""
-    by_row = [values(row.facts, case, part) for row in comparison.rows]
+    by_row = [values(row.facts, case, part) for row in table.rows]
     everything = np.concatenate([each[np.isfinite(each)] for each in by_row])
     panels = [
         _violin_panel(row, each, everything, f"{key}-{number}")
-        for number, (row, each) in enumerate(zip(comparison.rows, by_row, strict=True))
+        for number, (row, each) in enumerate(zip(table.rows, by_row, strict=True))
     ]
     without = sum(int(np.isnan(each).all(0).sum()) for each in by_row)
     caption = "Each violin is the distribution over the images, with its median and its quartiles."
@@ -71,14 +71,14 @@ def _violins(comparison: Comparison, case: MeasuredCase, part: str, key: str) ->
     return Figure(f"{case.label}: {TITLES[part]}", panels, caption)
 
 
-def _violin_panel(row: Row, by_block: Column, everything: Column, key: str) -> Markup:
+def _violin_panel(row: TableRow, by_block: Column, everything: Column, key: str) -> Markup:
     with svg.figure(WIDTH, HEIGHT) as drawn:
         axes = svg.axes(drawn, left=40, right=10, top=30, bottom=44)
         axes.set_title(row.name, loc="left", fontsize=13, x=-0.11)
         for number, column in enumerate(by_block.T, 1):
             column = column[np.isfinite(column)]
             if len(column):
-                _violin(axes, column, number, svg.colour(row.run.mark))
+                _violin(axes, column, number, svg.colour(row.run.number))
         if len(everything):
             _shared_scale(axes, everything)
         axes.set_xlim(0.4, by_block.shape[1] + 0.6)
@@ -108,18 +108,18 @@ def _shared_scale(axes: Axes, everything: Column) -> None:
         axes.set_ylim(0, 1.05 * high)
 
 
-def _aggregates(comparison: Comparison, case: MeasuredCase) -> Figure:
+def _aggregates(table: SharedTable, case: MeasuredCase) -> Figure:
     columns = {name: title for name, title in SCALARS.items() if name in case.columns}
     columns |= {name: title for name, title in PARTS.items() if name in case.columns}
-    table = Table(
+    numbers = Table(
         ["run", *columns.values(), "products", "residual"],
-        [(row.name, _cells(row, case, list(columns))) for row in comparison.rows],
+        [(row.name, _cells(row, case, list(columns))) for row in table.rows],
     )
-    return Figure(f"{case.label}: aggregates", caption=_aggregates_caption(comparison, case), table=table)
+    return Figure(f"{case.label}: aggregates", caption=_aggregates_caption(table, case), table=numbers)
 
 
-def _aggregates_caption(comparison: Comparison, case: MeasuredCase) -> str:
-    modes = {row.name: int(fact(row, case, "forward_mode").max()) for row in comparison.rows}
+def _aggregates_caption(table: SharedTable, case: MeasuredCase) -> str:
+    modes = {row.name: int(fact(row, case, "forward_mode").max()) for row in table.rows}
     said = [
         f" {name}: {count} searches took forward mode, as an operation has no second derivative."
         for name, count in modes.items()
@@ -128,7 +128,7 @@ def _aggregates_caption(comparison: Comparison, case: MeasuredCase) -> str:
     return AGGREGATES + "".join(said)
 
 
-def _cells(row: Row, case: MeasuredCase, columns: Sequence[str]) -> list[str]:
+def _cells(row: TableRow, case: MeasuredCase, columns: Sequence[str]) -> list[str]:
     facts = row.facts
     cells: list[str] = []
     for name in columns:
@@ -151,12 +151,12 @@ def estimate_cell(found: Estimate, spread: str = "") -> Markup:
     return Markup("{}<small>{} to {}, n = {}</small>").format(value, quantity(found.low), quantity(found.high), found.n)
 
 
-def _distances(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
+def _distances(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
     """Scatter plots of the exponent and the smallest distance, for every probe `distortion` of the suite."""
-    wanted = [each for each in comparison.about.cases if each.spec.get("name") == "distortion"]
+    wanted = [each for each in table.about.cases if each.spec.get("name") == "distortion"]
     if not wanted or "exponent" not in case.columns:
         return []
-    panels = [_scatter(comparison, case, each, f"{key}-{number}") for number, each in enumerate(wanted)]
+    panels = [_scatter(table, case, each, f"{key}-{number}") for number, each in enumerate(wanted)]
     compared = {"Σσ of F": "exponent", "σ of the network": "network"}
     compared = {name: column for name, column in compared.items() if column in case.columns}
     rows = [
@@ -165,10 +165,10 @@ def _distances(comparison: Comparison, case: MeasuredCase, key: str) -> list[Fig
             [_correlation(row.facts, case, each, column) for column in compared.values()],
         )
         for each in wanted
-        for row in comparison.rows
+        for row in table.rows
     ]
-    table = Table(["run", *(f"rank correlation with {name}" for name in compared)], rows)
-    return [Figure(f"{case.label}: singular values and smallest distances", panels, DISTANCES, table)]
+    numbers = Table(["run", *(f"rank correlation with {name}" for name in compared)], rows)
+    return [Figure(f"{case.label}: singular values and smallest distances", panels, DISTANCES, numbers)]
 
 
 def _pairs(facts: Facts, case: MeasuredCase, distortion: MeasuredCase, column: str) -> tuple[Column, Column]:
@@ -179,19 +179,19 @@ def _pairs(facts: Facts, case: MeasuredCase, distortion: MeasuredCase, column: s
     return found[distance > 0], distance[distance > 0]
 
 
-def _scatter(comparison: Comparison, case: MeasuredCase, distortion: MeasuredCase, key: str) -> Markup:
+def _scatter(table: SharedTable, case: MeasuredCase, distortion: MeasuredCase, key: str) -> Markup:
     sign = norm_sign(str(distortion.spec.get("norm", "")))
     with svg.figure(WIDTH, HEIGHT) as drawn:
         axes = svg.axes(drawn, left=48, right=14, top=30, bottom=44)
         axes.set_title(f"smallest distance ({sign})", loc="left", fontsize=13, x=-0.14)
-        for row in comparison.rows:
+        for row in table.rows:
             exponent, distance = _pairs(row.facts, case, distortion, "exponent")
             finite = np.isfinite(distance)
             axes.plot(
                 exponent[finite],
                 distance[finite],
-                svg.marker(row.run.mark),
-                color=svg.colour(row.run.mark),
+                svg.marker(row.run.number),
+                color=svg.colour(row.run.number),
                 markeredgecolor=svg.PAPER,
                 markersize=6,
                 alpha=0.75,

@@ -9,7 +9,7 @@ import numpy as np
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.figures.jacobian import estimate_cell
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
 COLUMNS = {
@@ -26,18 +26,18 @@ CAPTION = (
 
 
 @figures.register("jacobian-norms")
-def jacobian_norms(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def jacobian_norms(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     return [
         Figure(
             f"{case.label}: the bound without singular values",
             caption=CAPTION,
-            table=Table(["run", *COLUMNS.values()], [(row.name, _cells(row, case)) for row in comparison.rows]),
+            table=Table(["run", *COLUMNS.values()], [(row.name, _cells(row, case)) for row in table.rows]),
         )
         for case in cases
     ]
 
 
-def _cells(row: Row, case: MeasuredCase) -> list[str]:
+def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     facts = {name: fact(row, case, name).astype(np.float64) for name in case.columns}
     exact = np.nanmax(facts["sigma"], axis=1)
     by_block = np.sqrt(facts["norm_1"] * facts["norm_inf"]) / facts["sigma"]

@@ -12,7 +12,7 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, fact, figures
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
 LOSSES = ("clean", "adversarial")
@@ -29,7 +29,7 @@ CAPTION = (
 class LossGrid(NamedTuple):
     """A loss of a model on the grid of α and β."""
 
-    row: Row
+    row: TableRow
     name: str  # clean or adversarial
     alpha: Column  # (rows,)
     beta: Column  # (columns,)
@@ -37,17 +37,17 @@ class LossGrid(NamedTuple):
 
 
 @figures.register("landscape")
-def landscape(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [figure for number, case in enumerate(cases) for figure in _of_case(comparison, case, f"{key}-{number}")]
+def landscape(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    return [figure for number, case in enumerate(cases) for figure in _of_case(table, case, f"{key}-{number}")]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
-    by_name = {name: [_grid(row, case, name) for row in comparison.rows] for name in LOSSES if name in case.columns}
+def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+    by_name = {name: [_grid(row, case, name) for row in table.rows] for name in LOSSES if name in case.columns}
     grids = [grid for shown in by_name.values() for grid in shown]
-    table = Table(["run", "loss", *(f"rise at {radius:g}" for radius in RADII)], [_rises(grid) for grid in grids])
+    rises = Table(["run", "loss", *(f"rise at {radius:g}" for radius in RADII)], [_rises(grid) for grid in grids])
     if len(grids[0].beta) == 1:
         panels = [_lines(shown, f"{key}-{name}") for name, shown in by_name.items()]
-        return [Figure(f"Loss along a direction ({case.label})", panels, CAPTION, table)]
+        return [Figure(f"Loss along a direction ({case.label})", panels, CAPTION, rises)]
     top, found = _top(grids), []
     levels = _levels(grids, top)
     for name, shown in by_name.items():
@@ -59,10 +59,10 @@ def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figur
         ]
     shared = " All panels share contours and heights."
     cut = f" Surfaces are cut off at {top:.3g}." if max(grid.loss.max() for grid in grids) > top else ""
-    return [*found, Figure(f"Rise of the loss ({case.label})", caption=CAPTION + shared + cut, table=table)]
+    return [*found, Figure(f"Rise of the loss ({case.label})", caption=CAPTION + shared + cut, table=rises)]
 
 
-def _grid(row: Row, case: MeasuredCase, name: str) -> LossGrid:
+def _grid(row: TableRow, case: MeasuredCase, name: str) -> LossGrid:
     alpha, beta, loss = (fact(row, case, each) for each in ("alpha", "beta", name))
     return LossGrid(row, name, alpha, beta[0], loss)
 
@@ -90,12 +90,12 @@ def _contours(grid: LossGrid, levels: Sequence[float], key: str) -> Markup:
     with svg.figure(340, 340) as drawn:
         axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
         axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
-        paint = svg.colour(grid.row.run.mark)
+        paint = svg.colour(grid.row.run.number)
         for level in levels:  # each a layer more of the same colour
             axes.contourf(grid.beta, grid.alpha, grid.loss, [level, np.inf], colors=[paint], alpha=0.09)
         lines = axes.contour(grid.beta, grid.alpha, grid.loss, levels, colors=[paint], linewidths=1.1)
         axes.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=10, colors=[svg.INK])
-        axes.plot(0, 0, svg.marker(grid.row.run.mark), color=paint, markersize=8, markeredgecolor=svg.PAPER)
+        axes.plot(0, 0, svg.marker(grid.row.run.number), color=paint, markersize=8, markeredgecolor=svg.PAPER)
         axes.set_xlabel("β")
         axes.set_ylabel("α", rotation=0)
         return svg.inline(drawn, key, f"{grid.row.name}: contours of the {grid.name} loss around the weights")
@@ -106,7 +106,7 @@ def _surface(grid: LossGrid, top: float, key: str) -> Markup:
         axes: Any = drawn.add_axes((0.0, 0.0, 0.94, 0.94), projection="3d")
         axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
         beta, alpha = np.meshgrid(grid.beta, grid.alpha)
-        paint = svg.colour(grid.row.run.mark)
+        paint = svg.colour(grid.row.run.number)
         # Filled with the paper's colour, so that what is behind stays hidden.
         axes.plot_surface(
             beta,
@@ -132,7 +132,7 @@ def _lines(grids: Sequence[LossGrid], key: str) -> Markup:
         axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
         axes.set_title(f"{grids[0].name} loss", loc="left", fontsize=13)
         for grid in grids:
-            axes.plot(grid.alpha, grid.loss[:, 0], color=svg.colour(grid.row.run.mark), linewidth=2)
+            axes.plot(grid.alpha, grid.loss[:, 0], color=svg.colour(grid.row.run.number), linewidth=2)
         axes.set_yscale("log")
         svg.decades(axes.yaxis)
         axes.set_xlabel("α")

@@ -9,12 +9,12 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from bastion.measuring.intervals import estimate
+from bastion.measuring.facts import SHARE
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.histograms import Histogram, histogram
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, with_interval
 
 WIDTH, ROW = 360, 44
@@ -23,24 +23,24 @@ EXAMPLES, PICTURES = 2, 8
 
 
 @figures.register("occlusion")
-def occlusion(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    several = [case for case in cases if _masks(comparison.rows[0], case) > 1]
-    found = [_accuracies(comparison, several, key)] if several else []
-    found += [_confidences(comparison, case, f"{key}-{case.label}") for case in several if _is_many(comparison, case)]
-    return found + [figure for case in cases if (figure := _pictures(comparison, case))]
+def occlusion(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    several = [case for case in cases if _masks(table.rows[0], case) > 1]
+    found = [_accuracies(table, several, key)] if several else []
+    found += [_confidences(table, case, f"{key}-{case.label}") for case in several if _is_many(table, case)]
+    return found + [figure for case in cases if (figure := _pictures(table, case))]
 
 
-def _masks(row: Row, case: MeasuredCase) -> int:
+def _masks(row: TableRow, case: MeasuredCase) -> int:
     return int(fact(row, case, "right_by_mask").shape[1])
 
 
-def _is_many(comparison: Comparison, case: MeasuredCase) -> bool:
-    return _masks(comparison.rows[0], case) >= MANY
+def _is_many(table: SharedTable, case: MeasuredCase) -> bool:
+    return _masks(table.rows[0], case) >= MANY
 
 
-def _accuracies(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> Figure:
-    boxed = cases if comparison.n > 1 else []  # a single image has no accuracy to draw
-    panels = [_boxes(comparison, case, f"{key}-{number}") for number, case in enumerate(boxed)]
+def _accuracies(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> Figure:
+    boxed = cases if table.n > 1 else []  # a single image has no accuracy to draw
+    panels = [_boxes(table, case, f"{key}-{number}") for number, case in enumerate(boxed)]
     return Figure(
         "Accuracy over occlusion masks",
         panels,
@@ -48,28 +48,28 @@ def _accuracies(comparison: Comparison, cases: Sequence[MeasuredCase], key: str)
         "value within 1.5 times their distance. A star is the accuracy on clean images, a number the mean over masks. "
         "Every image has masks of its own, so boxes get narrower the more images there are; the last two columns of "
         "the table do not. Masks of a corruption model differ in their noise alone.",
-        _table(comparison, cases),
+        _table(table, cases),
     )
 
 
-def _boxes(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+def _boxes(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
     """Fig. 2, right: a horizontal box plot for each model."""
-    height = ROW * len(comparison.rows) + 76
+    height = ROW * len(table.rows) + 76
     with svg.figure(WIDTH, height) as drawn:
         axes = svg.axes(drawn, left=6, right=52, top=30, bottom=46)
         axes.set_title(case.label, loc="left", fontsize=13)
-        for line, row in enumerate(comparison.rows):
+        for line, row in enumerate(table.rows):
             _draw_box(axes, line, row, case)
-        axes.set(ylim=(len(comparison.rows) - 0.5, -0.5), yticks=[])
+        axes.set(ylim=(len(table.rows) - 0.5, -0.5), yticks=[])
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
-        axes.set_xlabel(f"images classified right (%), {_masks(comparison.rows[0], case)} masks")
+        axes.set_xlabel(f"images classified right (%), {_masks(table.rows[0], case)} masks")
         return svg.inline(drawn, key, f"{case.label}: accuracy over occlusion masks, by model")
 
 
-def _draw_box(axes: Axes, line: int, row: Row, case: MeasuredCase) -> None:
+def _draw_box(axes: Axes, line: int, row: TableRow, case: MeasuredCase) -> None:
     """A box plot of accuracies over masks, with the clean accuracy as a star and the mean at the right edge."""
-    paint: dict[str, Any] = {"color": svg.colour(row.run.mark)}
+    paint: dict[str, Any] = {"color": svg.colour(row.run.number)}
     accuracies = 100 * fact(row, case, "right_by_mask").mean(0)
     axes.boxplot(
         accuracies,
@@ -90,17 +90,17 @@ def _draw_box(axes: Axes, line: int, row: Row, case: MeasuredCase) -> None:
     axes.annotate(mean, (1, line), (46, 0), textcoords="offset points", ha="right", va="center", **edge)
 
 
-def _table(comparison: Comparison, cases: Sequence[MeasuredCase]) -> Table:
+def _table(table: SharedTable, cases: Sequence[MeasuredCase]) -> Table:
     rows = []
     for case in cases:
-        for row in comparison.rows:
+        for row in table.rows:
             right = fact(row, case, "right_by_mask")
             accuracies = right.mean(0)
             always, ever = float(right.all(1).mean()), float(right.any(1).mean())
             name = f"{row.name}, {case.label}" if len(cases) > 1 else row.name
             cells = [
                 f"{percent(float(fact(row, case, 'clean_correct').mean()))} %",
-                with_interval(estimate(fact(row, case, "share_right"))),
+                with_interval(row.facts.estimate(fact(row, case, "share_right"), SHARE)),
                 f"{percent(accuracies.min())} to {percent(accuracies.max())} %",
                 f"{percent(always)} %",
                 f"{percent(ever - always)} %",
@@ -110,35 +110,35 @@ def _table(comparison: Comparison, cases: Sequence[MeasuredCase]) -> Table:
     return Table(columns, rows)
 
 
-def _confidences(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+def _confidences(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
     """Histograms of the confidence in the first images, each under many masks."""
     panels = []
-    for place, name in enumerate(strips.first_images(comparison, case, EXAMPLES)):
+    for place, name in enumerate(strips.first_images(table, case, EXAMPLES)):
         shown = [
             Histogram(
-                row.run.mark,
+                row.run.number,
                 fact(row, case, "confidence_by_mask")[place].astype(np.float64),
                 float(fact(row, case, "clean_confidence")[place]),
             )
-            for row in comparison.rows
+            for row in table.rows
         ]
         panels.append(histogram(shown, f"{name}: masks", "probability of the true class", f"{key}-{place}"))
     return Figure(
-        f"{case.label}: one image under {_masks(comparison.rows[0], case)} masks",
+        f"{case.label}: one image under {_masks(table.rows[0], case)} masks",
         panels,
         "How often the true class gets which probability. The dashed line is the clean image.",
     )
 
 
-def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
+def _pictures(table: SharedTable, case: MeasuredCase) -> Figure | None:
     """Fig. 6: occluded images, with the confidence of each model."""
-    first = strips.shared_pictures(comparison, case, PICTURES)
+    first = strips.shared_pictures(table, case, PICTURES)
     if not len(first.positions):
         return None
     learned = case.spec.get("corruption_model")
     columns = {
-        "clean": [fact(row, case, "clean_confidence") for row in comparison.rows],
-        "occluded": [fact(row, case, "confidence_by_mask")[:, 0] for row in comparison.rows],
+        "clean": [fact(row, case, "clean_confidence") for row in table.rows],
+        "occluded": [fact(row, case, "confidence_by_mask")[:, 0] for row in table.rows],
     }
     rows = [
         (
@@ -147,7 +147,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> Figure | None:
                 strips.image_tile(
                     first.rows[0][name][number],
                     f"Image of {truth}, {name}",
-                    strips.percentages(comparison, [column[place] for column in confidences]),
+                    strips.percentages(table, [column[place] for column in confidences]),
                 )
                 for number, (place, truth) in enumerate(zip(first.row_numbers, first.truths, strict=True))
             ],

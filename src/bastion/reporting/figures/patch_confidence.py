@@ -12,7 +12,7 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
 from bastion.reporting.figures import Figure, Table, fact, figures
 from bastion.reporting.pictures import run_mark
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, with_interval
 
 WIDTH, HEIGHT = 360, 280
@@ -22,18 +22,18 @@ FEW = 3  # with more models, bars have no room for numbers
 
 
 @figures.register("patch-confidence")
-def patch_confidence(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def patch_confidence(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     found = []
     for number, case in enumerate(cases):
         found += [
             Figure(
                 f"{case.label}: confidence in the true class",
-                [_bars(comparison, case, f"{key}-{number}")],
-                f"Means over {comparison.n} images with 95 % intervals; the same patches are attacked by PGD, noisy or "
+                [_bars(table, case, f"{key}-{number}")],
+                f"Means over {table.n} images with 95 % intervals; the same patches are attacked by PGD, noisy or "
                 "occluded.",
-                _table(comparison, case),
+                _table(table, case),
             ),
-            *_pictures(comparison, case),
+            *_pictures(table, case),
         ]
     return found
 
@@ -43,18 +43,18 @@ def _names(case: MeasuredCase) -> dict[str, str]:
     return dict(zip(CHANGES, ("clean", f"PGD-{steps}", f"Gaussian σ {sigma:g}", "occluded"), strict=True))
 
 
-def _estimate(row: Row, case: MeasuredCase, change: str) -> Estimate:
+def _estimate(row: TableRow, case: MeasuredCase, change: str) -> Estimate:
     return row.facts.estimate(fact(row, case, f"{change}_confidence"))
 
 
-def _bars(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
-    names, count = _names(case), len(comparison.rows)
+def _bars(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
+    names, count = _names(case), len(table.rows)
     width = 0.76 / count
     with svg.figure(WIDTH, HEIGHT) as drawn:
         axes = svg.axes(drawn, left=38, right=8, top=30, bottom=44)
         axes.set_title("probability of the true class (%)", loc="left", x=-0.1, fontsize=13)
-        for line, row in enumerate(comparison.rows):
-            colour = svg.colour(row.run.mark)
+        for line, row in enumerate(table.rows):
+            colour = svg.colour(row.run.number)
             for place, change in enumerate(CHANGES):
                 shown, x = _estimate(row, case, change), place + (line - (count - 1) / 2) * width
                 axes.bar(x, 100 * shown.value, 0.9 * width, color=colour, alpha=0.55)
@@ -80,21 +80,21 @@ def _bars(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         return svg.inline(drawn, key, f"{case.label}: probability of the true class by change of the patches")
 
 
-def _table(comparison: Comparison, case: MeasuredCase) -> Table:
+def _table(table: SharedTable, case: MeasuredCase) -> Table:
     rows = []
-    for row in comparison.rows:
+    for row in table.rows:
         shown = [_estimate(row, case, change) for change in CHANGES]
         rows.append((row.name, [with_interval(each) for each in shown]))
     return Table(["run", *_names(case).values()], rows)
 
 
-def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
+def _pictures(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """The first images as each model got them; adversarial patches differ between models."""
-    first, names = strips.shared_pictures(comparison, case, EXAMPLES), _names(case)
+    first, names = strips.shared_pictures(table, case, EXAMPLES), _names(case)
     if not len(first.positions):
         return []
     panels = []
-    for row, pictures in zip(comparison.rows, first.rows, strict=True):
+    for row, pictures in zip(table.rows, first.rows, strict=True):
         confidences = {change: fact(row, case, f"{change}_confidence") for change in CHANGES}
         rows = [
             (
@@ -110,7 +110,7 @@ def _pictures(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
             )
             for number, (place, truth) in enumerate(zip(first.row_numbers, first.truths, strict=True))
         ]
-        title = Markup("{} {}").format(run_mark(row.run.mark), row.name)
+        title = Markup("{} {}").format(run_mark(row.run.number), row.name)
         panels.append(strips.table(list(names.values()), rows, title, f"{case.label}, pictures of {row.name}"))
     caption = "Under each picture is the probability of the true class."
     return [Figure(f"{case.label}: the images", panels, caption, legend=False, wraps=True)]

@@ -13,7 +13,7 @@ from bastion.reporting.gallery import choose, pixel_scale, predicted_picture, si
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled
 from bastion.reporting.spectra import energy_panel
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, share_cell
 
 EXAMPLES = 6
@@ -21,46 +21,46 @@ COLUMNS = ("clean", "adversarial", "perturbation", "in grey")
 
 
 @figures.register("perturbation")
-def perturbation(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def perturbation(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     """Perturbations of the same images for all models, their energy by frequency, and which models recognise them."""
-    return [made for number, case in enumerate(cases) for made in _of_case(comparison, case, f"{key}-{number}")]
+    return [made for number, case in enumerate(cases) for made in _of_case(table, case, f"{key}-{number}")]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> list[Figure]:
-    positions, kept = side_by_side(comparison, case.label)
+def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+    positions, kept = side_by_side(table, case.label)
     shape = kept[0]["clean"].shape if len(positions) else None
     about = f"{case.label}, {case.threat}"
     shown = [
         Figure(
             f"Perturbations by frequency ({about})",
-            [energy_panel(comparison, case.label, shape, "energy of δ", key)],
+            [energy_panel(table, case.label, shape, "energy of δ", key)],
             "Mean share of the energy in rings of frequencies. Dotted: white noise.",
         ),
-        *(_table(comparison, case, top) for top in (1, 5)),
+        *(_table(table, case, top) for top in (1, 5)),
     ]
-    return [_gallery(comparison, case, positions, kept, about), *shown] if len(positions) else shown
+    return [_gallery(table, case, positions, kept, about), *shown] if len(positions) else shown
 
 
 def _gallery(
-    comparison: Comparison, case: MeasuredCase, positions: Column, kept: Sequence[dict[str, Column]], about: str
+    table: SharedTable, case: MeasuredCase, positions: Column, kept: Sequence[dict[str, Column]], about: str
 ) -> Figure:
     """The same images for all rows, first those that most models classify right."""
     right = [
         row.facts.at(case.label, "before", positions) == row.facts.at(case.label, "label", positions)
-        for row in comparison.rows
+        for row in table.rows
     ]
     chosen = choose(np.sum(right, axis=0))[:EXAMPLES]
     deltas = [each["adversarial"][chosen] - each["clean"][chosen] for each in kept]
     scale, text = pixel_scale(case.threat, np.stack(deltas))
     panels = [
         grid(
-            row.run.mark,
+            row.run.number,
             row.name,
             [picture for place in chosen for picture in _pictures(row, case.label, each, place, scale)],
             columns=COLUMNS,
             about=f"{case.label} on {row.name}",
         )
-        for row, each in zip(comparison.rows, kept, strict=True)
+        for row, each in zip(table.rows, kept, strict=True)
     ]
     caption = (
         f"Perturbations δ are drawn as (δ + ε) / 2ε with {text}: grey is no change. "
@@ -69,7 +69,7 @@ def _gallery(
     return Figure(f"Perturbations as pictures ({about})", panels, caption, legend=False)
 
 
-def _pictures(row: Row, label: str, kept: Mapping[str, Column], place: int, scale: float) -> list[Picture]:
+def _pictures(row: TableRow, label: str, kept: Mapping[str, Column], place: int, scale: float) -> list[Picture]:
     """A row of the grid."""
     here = kept["position"][place : place + 1]
     truth, before, after = (row.facts.at(label, name, here)[0] for name in ("label", "before", "prediction"))
@@ -84,14 +84,14 @@ def _pictures(row: Row, label: str, kept: Mapping[str, Column], place: int, scal
     ]
 
 
-def _table(comparison: Comparison, case: MeasuredCase, top: int) -> Figure:
+def _table(table: SharedTable, case: MeasuredCase, top: int) -> Figure:
     """Rows are the attacked models, with both signs of δ; columns are the classifiers."""
     rows = []
-    for row in comparison.rows:
+    for row in table.rows:
         for sign, suffix in (("δ", ""), ("−δ", "_negative")):
             seen = fact(row, case, f"top{top}{suffix}")
             rows.append((f"{row.name}, {sign}", [share_cell(row.facts.estimate(column)) for column in seen.T]))
-    classes = len(comparison.about.classes)
+    classes = len(table.about.classes)
     caption = (
         f"The share of pictures (δ + ε) / 2ε, and (ε − δ) / 2ε for −δ, whose class is "
         f"{'recognised' if top == 1 else 'among the first five'}, of all images, with 95 % intervals. "

@@ -16,7 +16,7 @@ from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures
 from bastion.reporting.figures.jacobian import values
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, quantity
 
 CAPTION = (
@@ -48,19 +48,19 @@ class Growth:
 
 
 @figures.register("perturbation-growth")
-def perturbation_growth(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def perturbation_growth(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     found = []
     for number, case in enumerate(cases):
-        grown = [growth(row.facts, case) for row in comparison.rows]
+        grown = [growth(row.facts, case) for row in table.rows]
         drawn = [
             _panel(row, each, f"{key}-{number}-{line}")
-            for line, (row, each) in enumerate(zip(comparison.rows, grown, strict=True))
+            for line, (row, each) in enumerate(zip(table.rows, grown, strict=True))
             if len(each.attacked)
         ]
         bounded = any(each.product is not None for each in grown)
         title = f"{case.label}: growth of perturbations" + (f", {case.threat}" if case.threat else "")
         caption = CAPTION + (BOUNDED if bounded else UNBOUNDED)
-        found.append(Figure(title, drawn, caption, _table(comparison, grown, bounded=bounded)))
+        found.append(Figure(title, drawn, caption, _table(table, grown, bounded=bounded)))
     return found
 
 
@@ -89,12 +89,12 @@ def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
         return [np.hstack([first, first * np.cumprod(between * each, axis=1)]) for each in factors]
 
 
-def _panel(row: Row, grown: Growth, key: str) -> Markup:
+def _panel(row: TableRow, grown: Growth, key: str) -> Markup:
     with svg.figure(360, 270) as drawn:
         axes = svg.axes(drawn, left=46, right=82, top=36, bottom=44)
         axes.set_title(row.name, loc="left", fontsize=13, x=-0.2, pad=12)
         axes.set_yscale("log")
-        paint = svg.colour(row.run.mark)
+        paint = svg.colour(row.run.number)
         blocks = np.arange(grown.attacked.shape[1])
         low, high = np.quantile(grown.attacked, [0.25, 0.75], axis=0)
         axes.fill_between(blocks, low, high, color=paint, alpha=0.2, linewidth=0)
@@ -129,10 +129,10 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, str]]) -> None:
         axes.annotate(name, (1.03, lowest), xycoords="axes fraction", va="center", fontsize=11, annotation_clip=False)
 
 
-def _table(comparison: Comparison, grown: Sequence[Growth], *, bounded: bool) -> Table:
+def _table(table: SharedTable, grown: Sequence[Growth], *, bounded: bool) -> Table:
     head = ["run", "images", "attacked", "noise"]
     head += ["∏(1 + σ)", "exp Σσ", "∏(1 + σ) / measured", "images above"] if bounded else []
-    return Table(head, [(row.name, _cells(each)) for row, each in zip(comparison.rows, grown, strict=True)])
+    return Table(head, [(row.name, _cells(each)) for row, each in zip(table.rows, grown, strict=True)])
 
 
 def _cells(grown: Growth) -> list[str]:

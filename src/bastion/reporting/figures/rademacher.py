@@ -11,7 +11,7 @@ from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, figures
-from bastion.reporting.tables import Comparison
+from bastion.reporting.tables import SharedTable
 from bastion.suite import written
 
 NORMS = ("1", "2", "∞")
@@ -23,13 +23,13 @@ CAPTION = (
 
 
 @figures.register("rademacher")
-def rademacher(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def rademacher(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     """A figure for each radius."""
-    return [_of_case(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+    return [_of_case(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
-    columns = comparison.rows[0].facts.columns
+def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+    columns = table.rows[0].facts.columns
     facts = {name: columns[f"{case.label}/{name}"] for name in case.columns}
     n = int(facts["n"][0])
     eps = float((facts["upper"] - facts["clean"])[0, 0]) * n**0.5  # at p = 1 the bound adds ε/√n

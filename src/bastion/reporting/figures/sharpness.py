@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, fact, figures, line_style, single_fact
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
 CAPTION = (
@@ -23,22 +23,22 @@ COLUMNS = ["loss", "rise in the ball", "largest eigenvalue", "smallest found", "
 
 
 @figures.register("sharpness")
-def sharpness(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def sharpness(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     """A panel for each loss."""
-    panels = [_panel(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+    panels = [_panel(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
     rows = [
         (f"{row.name}, {case.label}" if len(cases) > 1 else row.name, _cells(row, case))
         for case in cases
-        for row in comparison.rows
+        for row in table.rows
     ]
     return [Figure("Sharpness", panels, CAPTION, Table(["run", *COLUMNS], rows))]
 
 
-def _panel(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
+def _panel(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
     with svg.figure(360, 250) as drawn:
         axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
         axes.set_title(f"{case.label}: eigenvalues of the Hessian", loc="left", fontsize=13)
-        for row in comparison.rows:
+        for row in table.rows:
             values = single_fact(row, case, "eigenvalues")
             errors = single_fact(row, case, "residuals")
             axes.errorbar(np.arange(1, len(values) + 1), values, errors, linewidth=1.3, **line_style(row))
@@ -49,7 +49,7 @@ def _panel(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         return svg.inline(drawn, key, f"{case.label}: largest eigenvalues of the Hessian")
 
 
-def _cells(row: Row, case: MeasuredCase) -> list[str]:
+def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     facts = {name: fact(row, case, name)[0] for name in case.columns}
     return [
         quantity(facts["loss"]),

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures, single_fact
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, quantity
 
 KINDS = (
@@ -30,32 +30,32 @@ CAPTION = (
 
 
 @figures.register("sparsity")
-def sparsity(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def sparsity(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     """A panel for each kind of weights that any of the models has."""
-    return [_of_case(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+    return [_of_case(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
     margin = float(case.spec.get("margin", 0.01))
-    shown = [number for number in range(len(KINDS)) if any(_count(row, case, number) for row in comparison.rows)]
-    panels = [_panel(comparison, case, number, f"{key}-{number}") for number in shown]
+    shown = [number for number in range(len(KINDS)) if any(_count(row, case, number) for row in table.rows)]
+    panels = [_panel(table, case, number, f"{key}-{number}") for number in shown]
     columns = ["run", *(KINDS[number] for number in shown), "all, by tensor", "kurtosis"]
-    rows = [(row.name, _cells(row, case, shown)) for row in comparison.rows]
+    rows = [(row.name, _cells(row, case, shown)) for row in table.rows]
     caption = CAPTION.replace("0.01", f"{margin:g}")
     return Figure("Sparsity of the weights", panels, caption, Table(columns, rows))
 
 
-def _panel(comparison: Comparison, case: MeasuredCase, number: int, key: str) -> Markup:
+def _panel(table: SharedTable, case: MeasuredCase, number: int, key: str) -> Markup:
     with svg.figure(360, 250) as drawn:
         axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
         axes.set_title(f"{KINDS[number]}: density", loc="left", fontsize=13)
-        for row in comparison.rows:
+        for row in table.rows:
             counts = single_fact(row, case, "histogram")[number]
             if not counts.sum():
                 continue
             edges = np.linspace(-1, 1, len(counts) + 1) * float(single_fact(row, case, "largest"))
             density = counts / (counts.sum() * (edges[1] - edges[0]))
-            paint = svg.colour(row.run.mark)
+            paint = svg.colour(row.run.number)
             axes.stairs(np.where(density > 0, density, np.nan), edges, color=paint, linewidth=1.3, baseline=None)
         axes.set_yscale("log")
         svg.decades(axes.yaxis)
@@ -64,12 +64,12 @@ def _panel(comparison: Comparison, case: MeasuredCase, number: int, key: str) ->
         return svg.inline(drawn, key, f"{KINDS[number]}: density of their values")
 
 
-def _cells(row: Row, case: MeasuredCase, shown: Sequence[int]) -> list[str]:
+def _cells(row: TableRow, case: MeasuredCase, shown: Sequence[int]) -> list[str]:
     shares = [float(single_fact(row, case, "share")[number]) for number in shown]
     own = float(single_fact(row, case, "share_by_tensor")[0])
     kurtosis = float(single_fact(row, case, "kurtosis")[0])
     return [*(f"{percent(share)} %" if math.isfinite(share) else "–" for share in [*shares, own]), quantity(kurtosis)]
 
 
-def _count(row: Row, case: MeasuredCase, number: int) -> int:
+def _count(row: TableRow, case: MeasuredCase, number: int) -> int:
     return int(single_fact(row, case, "count")[number])

@@ -10,7 +10,7 @@ from bastion.reporting.figures import Figure, Table, figures
 from bastion.reporting.gallery import predicted_picture, side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grid, rescaled_by_std, to_bytes
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import share_cell
 
 EXAMPLES = 6
@@ -18,19 +18,19 @@ COLUMNS = ("start", "made", "change")
 
 
 @figures.register("synthesis")
-def synthesis(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def synthesis(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
     """Start and result of the synthesis for each model, and which models recognise the class."""
-    return [made for case in cases for made in (*_gallery(comparison, case), _table(comparison, case))]
+    return [made for case in cases for made in (*_gallery(table, case), _table(table, case))]
 
 
-def _gallery(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
-    positions, kept = side_by_side(comparison, case.label)
+def _gallery(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    positions, kept = side_by_side(table, case.label)
     if not len(positions):
         return []
     panels = []
-    for row, each in zip(comparison.rows, kept, strict=True):
+    for row, each in zip(table.rows, kept, strict=True):
         pictures = [made for place in range(len(positions[:EXAMPLES])) for made in _pictures(row, case, each, place)]
-        panels.append(grid(row.run.mark, row.name, pictures, columns=COLUMNS, about=f"{case.label} for {row.name}"))
+        panels.append(grid(row.run.number, row.name, pictures, columns=COLUMNS, about=f"{case.label} for {row.name}"))
     caption = (
         "Below a made image is the class that was asked for: ✓ if the model predicts it. "
         "The change is drawn from −3 to +3 of its standard deviations: grey is none."
@@ -38,7 +38,7 @@ def _gallery(comparison: Comparison, case: MeasuredCase) -> list[Figure]:
     return [Figure(f"Images made for a class ({case.label})", panels, caption, legend=False)]
 
 
-def _pictures(row: Row, case: MeasuredCase, kept: Mapping[str, Column], place: int) -> list[Picture]:
+def _pictures(row: TableRow, case: MeasuredCase, kept: Mapping[str, Column], place: int) -> list[Picture]:
     """A row of the grid."""
     here, classes = kept["position"][place : place + 1], row.facts.about.classes
     names = ("label", "target", "success")
@@ -51,9 +51,9 @@ def _pictures(row: Row, case: MeasuredCase, kept: Mapping[str, Column], place: i
     ]
 
 
-def _table(comparison: Comparison, case: MeasuredCase) -> Figure:
+def _table(table: SharedTable, case: MeasuredCase) -> Figure:
     rows = []
-    for row in comparison.rows:
+    for row in table.rows:
         facts, recognised = row.facts, row.facts.columns.get(f"{case.label}/recognised")
         columns = [facts.columns[f"{case.label}/{name}"] for name in ("success", "confidence")]
         others = [] if recognised is None else list(recognised.T)

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
 from bastion.reporting.figures import Figure, Table, figures, line_style, single_fact
-from bastion.reporting.tables import Comparison, Row
+from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import count, quantity
 
 CAPTION = (
@@ -24,22 +24,22 @@ COLUMNS = ["run", "sum of ℓ1 norms", "largest spectral norm", "sum of (2,1) no
 
 
 @figures.register("weight-norms")
-def weight_norms(comparison: Comparison, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [_of_case(comparison, case, f"{key}-{number}") for number, case in enumerate(cases)]
+def weight_norms(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+    return [_of_case(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
 
 
-def _of_case(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
-    panels = [_panel(comparison, case, "spectral", "weight, from input to output", "spectral norm", key)]
-    if any(np.isfinite(single_fact(row, case, "term")).any() for row in comparison.rows):
-        panels.append(_panel(comparison, case, "term", "block", "2ε·b₁·b₂ / (γ√n)", key))
-    return Figure("Norms of the weights", panels, CAPTION, Table(COLUMNS, [_row(row, case) for row in comparison.rows]))
+def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+    panels = [_panel(table, case, "spectral", "weight, from input to output", "spectral norm", key)]
+    if any(np.isfinite(single_fact(row, case, "term")).any() for row in table.rows):
+        panels.append(_panel(table, case, "term", "block", "2ε·b₁·b₂ / (γ√n)", key))
+    return Figure("Norms of the weights", panels, CAPTION, Table(COLUMNS, [_row(row, case) for row in table.rows]))
 
 
-def _panel(comparison: Comparison, case: MeasuredCase, name: str, across: str, title: str, key: str) -> Markup:
+def _panel(table: SharedTable, case: MeasuredCase, name: str, across: str, title: str, key: str) -> Markup:
     with svg.figure(360, 250) as drawn:
         axes = svg.axes(drawn, left=40, right=10, top=30, bottom=44)
         axes.set_title(title, loc="left", fontsize=13)
-        for row in comparison.rows:
+        for row in table.rows:
             values = single_fact(row, case, name)
             axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.3, **line_style(row, markersize=5))
         axes.set_ylim(bottom=0)
@@ -49,7 +49,7 @@ def _panel(comparison: Comparison, case: MeasuredCase, name: str, across: str, t
         return svg.inline(drawn, f"{key}-{name}", f"{title} by {across}")
 
 
-def _row(row: Row, case: MeasuredCase) -> tuple[str, list[str]]:
+def _row(row: TableRow, case: MeasuredCase) -> tuple[str, list[str]]:
     term, gamma = float(single_fact(row, case, "largest_term")), float(single_fact(row, case, "gamma"))
     return row.name, [
         count(float(single_fact(row, case, "l1").sum())),

@@ -108,7 +108,7 @@ class Board {
     const category = this.heads.findIndex((head) => head.dataset.key === "category");
     this.points = this.visible.map((row) => ({
       name: row.cells[0].dataset.value, category: category < 0 ? "" : row.cells[category].dataset.value || "",
-      x: number(row.cells[x]), y: number(row.cells[y]), parameters: number(row.cells[this.parameters]),
+      x: number(row.cells[x]), y: number(row.cells[y]), low: Number(row.cells[y].dataset.low), high: Number(row.cells[y].dataset.high), parameters: number(row.cells[this.parameters]),
     })).filter((point) => Number.isFinite(point.x) && Number.isFinite(point.y)).sort((a, b) => a.x - b.x || a.y - b.y);
     const width = this.plot.clientWidth, height = this.plot.clientHeight;
     const area = { left: 36, right: width - 14, top: 24, bottom: height - 40 };
@@ -128,7 +128,8 @@ class Board {
     }
     const named = this.shares ? "clean accuracy (%)" : this.heads[x].dataset.name || "parameters";
     make(this.svg, "text", { x: area.right, y: height - 6, "text-anchor": "end" }, named);
-    make(this.svg, "text", { x: 0, y: 12 }, `${this.heads[y].dataset.name} (%)`);
+    this.named = this.heads[y].dataset.name;
+    make(this.svg, "text", { x: 0, y: 12 }, `${this.named} (%)`);
     const scale = Math.max(0.5, Math.min(1, width / 900) * (this.points.length > 300 ? 0.75 : 1));
     this.points.forEach((point, index) => {
       Object.assign(point, { cx: across(point.x), cy: down(point.y), r: scale * this.radius(point.parameters) });
@@ -191,8 +192,10 @@ class Board {
     const point = this.points[index];
     if (this.ring) this.ring.setAttribute("r", point ? point.r + 3 : 0);
     const across = point && (this.shares ? `${percent(point.x)} % clean` : amount(point.x));
-    this.said.textContent = point ? `${point.name}: ${across}, ${percent(point.y)} %.` : "";
+    this.said.textContent = "";
     if (!point) return;
+    const interval = Number.isFinite(point.low) ? ` (${percent(point.low)}–${percent(point.high)})` : "";
+    this.said.textContent = `${point.name}: ${across}, ${this.named} ${percent(point.y)} %${interval}.`;
     this.ring.setAttribute("cx", point.cx);
     this.ring.setAttribute("cy", point.cy);
   }
@@ -202,14 +205,14 @@ class Board {
     const last = this.heads.length - 2;
     const head = ["model", "data", "split", "preprocessing", "digest", "weights", "category", "parameters"];
     const category = this.heads.findIndex((each) => each.dataset.key === "category");
-    for (const { head: { dataset: { name } } } of columns) head.push(name, `${name} low`, `${name} high`, `${name} n`);
+    for (const { head: { dataset: { name } } } of columns) head.push(name, `${name} low`, `${name} high`, `${name} n`, `${name} population`);
     const data = this.section.dataset;
     const lines = this.visible.map((row) => {
       const cells = [row.cells[0].dataset.value, data.data, data.split, data.preprocessing, data.digest, row.dataset.weights];
       cells.push(category < 0 ? "" : row.cells[category].dataset.value || "", row.cells[last].dataset.value || "");
       for (const { column } of columns) {
-        const { value = "", low = "", high = "", n = "" } = row.cells[column].dataset;
-        cells.push(...[value, low, high, n].map((each) => each === "nan" ? "" : each));
+        const { value = "", low = "", high = "", n = "", population = "" } = row.cells[column].dataset;
+        cells.push(...[value, low, high, n, population].map((each) => each === "nan" ? "" : each));
       }
       return cells;
     });
