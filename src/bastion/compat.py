@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bastion import journal
 from bastion.attacks import Attack
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import Ensemble
@@ -128,7 +127,8 @@ class AutoAttack:
     ) -> Any:
         """Return the images, with adversarial examples where an attack succeeded; each attack runs on the survivors.
 
-        With `return_labels` also return the predicted labels.
+        With `return_labels` also return the predicted labels. The original's warnings come as Python's, and more
+        (docs/sanity.md).
         """
         if state_path is not None:
             raise BastionError(
@@ -138,14 +138,13 @@ class AutoAttack:
         members = tuple(self._member(name) for name in names)
         if not members:
             raise BastionError("AutoAttack: attacks_to_run is empty; give some of " + ", ".join(VERSIONS["plus"]))
-        with journal.opened() as notes:
-            options: dict[str, Any] = {"norm": self._norm, "eps": self.epsilon, "batch_size": bs}
-            found = attack(self.model, x_orig, y_orig, Ensemble(members=members), seed=self.seed or 0, **options)
+        options: dict[str, Any] = {"norm": self._norm, "eps": self.epsilon, "batch_size": bs}
+        found = attack(self.model, x_orig, y_orig, Ensemble(members=members), seed=self.seed or 0, **options)
         x_adv = torch.where(found.success.view(-1, 1, 1, 1), found.x.to(x_orig), x_orig)
         y_adv = torch.where(found.success.to(y_orig.device), found.logits.argmax(1).to(y_orig), y_orig)
-        fooled_by = [names[number] for number in notes.fooled_by.values()]
+        fooled_by = [names[number] for number in found.fooled_by.tolist() if number >= 0]
         self._log_accuracies(fooled_by, int((~found.success).sum()), len(x_orig), time.perf_counter() - began)
-        self._log(f"max {self.norm} perturbation: {(found.distance * found.success).max():.5f}")
+        self._log(f"max {self.norm} perturbation: {torch.where(found.success, found.distance, 0).max():.5f}")
         return (x_adv, y_adv) if return_labels else x_adv
 
     def run_standard_evaluation_individual(

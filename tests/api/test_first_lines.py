@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,25 @@ def test_attack_my_tensors(model: nn.Module, images: tuple[Tensor, Tensor]) -> N
     assert adv.x.shape == x.shape and (adv.x - x).abs().max() <= EPS + 1e-6 and 0 <= adv.x.min() <= adv.x.max() <= 1
     assert torch.equal(adv.success, model(adv.x).argmax(1) != y) and torch.allclose(adv.logits, model(adv.x), atol=1e-5)
     assert adv.success[8:].all() and (adv.distance[8:] == 0).all() and model.training
+    assert (adv.distance[~adv.success] == torch.inf).all() and ((adv.fooled_by >= 0) == adv.success)[:8].all()
     assert "of 12 misclassified" in repr(adv)
+
+
+def test_an_attack_that_says_nothing_about_robustness_is_doubted(images: tuple[Tensor, Tensor]) -> None:
+    class Detached(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.detach())
+
+    network, x = Detached(), images[0]
+    y = network(x).argmax(1)
+    with (
+        pytest.warns(match="^blind-start .12 of 12 images.: Every search"),
+        pytest.warns(match="^zero-gradient .8 of 8"),
+    ):
+        adv = bastion.attack(network, x, y, "pgd", eps=EPS)
+    assert (adv.distance == torch.inf).all()
+    with pytest.warns(match=r"^at-chance \(24 of 24 images\): They are wrong"):
+        bastion.attack(network, x.repeat(2, 1, 1, 1), (y.repeat(2) + 1 + torch.arange(24) % 2) % 10, PGD(steps=0))
 
 
 def test_evaluate_my_module_on_arrays_and_lists(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
@@ -327,12 +347,23 @@ def test_a_plain_function_is_a_model_too(model: nn.Module, images: tuple[Tensor,
     assert result.accuracies()["clean"].value == pytest.approx(8 / 12)
 
 
+@pytest.mark.parametrize(
+    "function", [lambda net: lambda x: net(x), lambda net: net.forward, lambda net: partial(nn.Module.__call__, net)]
+)
+def test_a_function_of_a_network_runs_it_in_eval_mode(function: Any, images: tuple[Tensor, Tensor]) -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    expected = bastion.attack(deepcopy(network), *images, "pgd", eps=0.001)
+    assert torch.equal(bastion.attack(function(network), *images, "pgd", eps=0.001).x, expected.x)
+    assert network.training and network[1].training and network[0].num_batches_tracked == 0
+
+
 def test_a_model_in_float64_is_attacked_in_float64(images: tuple[Tensor, Tensor]) -> None:
     x, y = images
     adv = bastion.attack(Net().double(), x.double(), y, "pgd")
     assert adv.x.dtype == adv.logits.dtype == torch.float64
 
 
+@pytest.mark.filterwarnings("ignore:at-chance")
 @pytest.mark.parametrize("kind", [np.float64, np.float16, np.uint8])
 def test_arrays_of_another_precision_are_images_everywhere(kind: Any, model: nn.Module, tmp_path: Path) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32))

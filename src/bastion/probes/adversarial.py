@@ -51,7 +51,7 @@ class Adversarial(Probe):
             "distance": torch.where(verdict.fooled, distance, torch.nan).float(),
             "prediction": verdict.prediction,
             "before": verdict.before,
-            "fooled_by": _members(notes, batch.index, verdict.fooled),
+            "fooled_by": fooling_members(notes, batch.index, verdict.fooled),
             **notes.columns(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
@@ -64,6 +64,7 @@ def describe_attack(attack: Attack, threat: Threat) -> Description:
     return Description(threat, members, attack.versions(threat.norm), attack.passes(threat.norm))
 
 
-def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:
+def fooling_members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:
+    """Return the number of the ensemble's member that fooled each of these examples, -1 if none did."""
     numbers = torch.tensor([notes.fooled_by.get(each, -1) for each in index.tolist()])
     return torch.where(fooled.cpu(), numbers, -1)
