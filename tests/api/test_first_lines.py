@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bastion
+from bastion import storage
 from bastion.attacks import FGSM, PGD, AutoAttack, Square
+from bastion.measuring.find import find_run
 from bastion.training.objectives.trades import Trades
 from bastion.types import Attack, Batch
 
@@ -445,6 +448,27 @@ def test_studies_alone_have_no_columns_of_examples(images: tuple[Tensor, Tensor]
     facts = bastion.measure(Net(), images, {"studies": {"sparse": "sparsity"}}, folder=tmp_path / "run")
     with pytest.raises(bastion.BastionError, match="the suite has only studies; use `studies"):
         facts.to_csv(tmp_path / "facts.csv")
+
+
+def test_files_of_one_name_are_not_taken_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, folder in enumerate("abc"):
+        path = tmp_path / folder / "mine.py"
+        path.parent.mkdir()
+        path.write_text(
+            f"import torch\n\ndef net():\n    torch.manual_seed({seed})\n"
+            "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))\n"
+        )
+    suite = {"probes": {"clean": "accuracy"}}
+    a, b = (bastion.measure(f"{folder}/mine.py:net", suite=suite, limit=8).run for folder in "ab")
+    assert [find_run(f"{folder}/mine.py:net").folder for folder in "ab"] == [a.folder, b.folder]
+    assert find_run(tmp_path / "a" / "mine.py:net").folder == a.folder  # however the path is written
+    with pytest.raises(bastion.BastionError, match=f"no run is known to be of this file.*{a.folder} .*a/mine.py:net"):
+        bastion.report("c/mine.py:net", "c.html")
+    (path,) = b.measurements.iterdir()
+    storage.write_json(path, {name: each for name, each in storage.read_json(path).items() if name != "source"})
+    shutil.rmtree(a.folder)
+    assert find_run("b/mine.py:net").folder == b.folder  # measured before paths were stored, and the only one
 
 
 def test_a_network_that_a_function_of_my_file_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
