@@ -24,6 +24,7 @@ from bastion.attacks.square import Square
 from bastion.errors import BastionError, did_you_mean
 from bastion.forward import Function, device_of, in_mode
 from bastion.measuring.evaluate import attack, evaluate, radius
+from bastion.measuring.guards import warn_of
 from bastion.measuring.runner import measure
 from bastion.reporting.leaderboard_files import percent, write_model_info
 from bastion.suite import written
@@ -232,7 +233,8 @@ def benchmark(
     corruptions, the mean over the 15 types and 5 severities of CIFAR-10-C, whose files are in `corruptions_data_dir`.
     `dataset` is cifar10, cifar100, or imagenet: RobustBench's 5,000 pictures of the validation set in `data_dir`, with
     `preprocessing` Res256Crop224 or BicubicRes256Crop224. CIFAR is looked for in `$BASTION_DATA`, not in `data_dir`.
-    `to_disk` writes `model_info/DATASET/THREAT/MODEL_NAME.json`, `log_path` gets the table with intervals.
+    `to_disk` writes `model_info/DATASET/THREAT/MODEL_NAME.json`, `log_path` gets the table with intervals. The sanity
+    checks run along; what they find is a Python warning, and `unreliable` in the file.
     """
     data, threat = (str(getattr(each, "value", each)) for each in (dataset, threat_model))  # RobustBench's enums too
     if not isinstance(model, nn.Module) or isinstance(device, list | tuple):
@@ -256,16 +258,18 @@ def benchmark(
         if eps is None:
             raise BastionError(f"benchmark: give eps for {threat}, such as eps=8/255")
         source = _clean_data(data, data_dir, preprocessing)
-        facts = evaluate(model, source, norm=norm, eps=eps, checks=False, **options)
+        facts = evaluate(model, source, norm=norm, eps=eps, **options)
         robust = facts.accuracies()["autoattack"].value
-    clean = facts.accuracies()["clean"].value
+    clean, doubts = facts.accuracies()["clean"].value, facts.warnings()
+    warn_of(doubts)
     if log_path:
         with Path(log_path).open("a") as file:
             file.write(facts.table() + "\n")
     if to_disk and model_name:
         radii = {"eps": written(radius(eps))} if eps is not None else {}
         field = "corruptions_acc" if threat == "corruptions" else "autoattack_acc"
-        known = {"dataset": data, **radii, "clean_acc": percent(clean), field: percent(robust)}
+        known: dict[str, Any] = {"dataset": data, **radii, "clean_acc": percent(clean), field: percent(robust)}
+        known |= {"footnote": f"Measured on {facts.n} images.", "unreliable": bool(doubts), "n": facts.n}
         write_model_info(Path("model_info"), data, threat, model_name, known)
     return clean, robust
 

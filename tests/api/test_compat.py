@@ -246,10 +246,22 @@ def test_robustbenchs_own_call_writes_its_file(tmp_path: Path, monkeypatch: pyte
     info = json.loads(Path("model_info/cifar10/Linf/Mine2026.json").read_text())
     assert (info["clean_acc"], info["autoattack_acc"]) == (f"{100 * clean:.2f}", f"{100 * robust:.2f}")
     assert (info["dataset"], info["eps"], info["authors"]) == ("cifar10", "8/255", None)
+    assert (info["n"], info["footnote"], info["unreliable"]) == (8, "Measured on 8 images.", False)
     assert "autoattack" in Path("log.txt").read_text()
     assert list(inspect.signature(benchmark).parameters)[4:8] == [
         "to_disk", "model_name", "data_dir", "corruptions_data_dir",
     ]  # fmt: skip
+
+
+def test_a_benchmark_that_cannot_be_trusted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compat, "_clean_data", lambda *_: "cifar10-mini")
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        benchmark(Suspect(Linear(), "probabilities"), n_examples=4, eps=1, to_disk=True, model_name="Soft2026")
+    assert "probabilities (4 of 4 images): The model returns probabilities" in str(told[0].message)
+    assert json.loads(Path("model_info/cifar10/Linf/Soft2026.json").read_text())["unreliable"] is True
 
 
 def test_imagenet_has_robustbenchs_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
