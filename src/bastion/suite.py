@@ -265,7 +265,7 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
     `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change, and with fewer values of an
     axis, it is no longer the paper's protocol.
     """
-    wanted, where = parse_changes(changes, Suite), "suite" if isinstance(name, Mapping) else name
+    wanted, where = parse_changes(changes, Suite, once=True), "suite" if isinstance(name, Mapping) else name
 
     def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
         axes = content.get("axes") or {}

@@ -326,6 +326,24 @@ def test_a_label_that_is_no_class_number_is_named(label: Any, message: str, mode
         bastion.evaluate(model, Labelled(torch.rand(2, 3, 32, 32), torch.zeros(2)), "pgd")
 
 
+def test_a_data_set_that_does_not_fit_into_memory_is_refused_after_its_first_image(model: nn.Module) -> None:
+    class Endless(Dataset[Any]):
+        read = 0
+
+        def __len__(self) -> int:
+            return 10**9
+
+        def __getitem__(self, number: int) -> Any:
+            self.read += 1
+            return torch.zeros(3, 224, 224), 0
+
+    for wrapped in (lambda data: data, lambda data: DataLoader(data, batch_size=2)):
+        data = Endless()
+        with pytest.raises(bastion.BastionError, match=r"1000000000 images of \(3, 224, 224\): needs .* limit= takes"):
+            bastion.evaluate(model, wrapped(data), "pgd")
+        assert data.read <= 2
+
+
 def test_an_eps_in_levels_is_refused(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(bastion.BastionError, match="8/255 meant"):
         bastion.evaluate(model, images, "fgsm", eps=8)
