@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -59,6 +61,13 @@ def test_settings_of_an_attack_follow_its_name(model: nn.Module, images: tuple[T
     assert torch.equal(short.x, bastion.attack(model, *images, PGD(steps=3), eps=0.01).x)
 
 
+def test_images_and_labels_in_one_argument(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x = bastion.attack(model, *images, "fgsm").x
+    loader = DataLoader(TensorDataset(*images), batch_size=5)
+    for given in (images, TensorDataset(*images), loader):
+        assert torch.equal(bastion.attack(model, given, attack="fgsm").x, x)
+
+
 def test_attack_my_tensors(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     x, y = images
     adv = bastion.attack(model, x, y, "autoattack", norm="linf", eps=8 / 255)
@@ -74,13 +83,14 @@ def test_an_attack_that_says_nothing_about_robustness_is_doubted(images: tuple[T
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.detach())
 
+    torch.manual_seed(0)
     network, x = Detached(), images[0]
     y = network(x).argmax(1)
     with (
         pytest.warns(match="^blind-start .12 of 12 images.: Every search"),
         pytest.warns(match="^zero-gradient .8 of 8"),
     ):
-        adv = bastion.attack(network, x, y, "pgd", eps=EPS)
+        adv = bastion.attack(network, x, y, "pgd", eps=0.0001)
     assert (adv.distance == torch.inf).all()
     with pytest.warns(match=r"^at-chance \(24 of 24 images\): They are wrong"):
         bastion.attack(network, x.repeat(2, 1, 1, 1), (y.repeat(2) + 1 + torch.arange(24) % 2) % 10, PGD(steps=0))
@@ -91,6 +101,7 @@ def test_evaluate_my_module_on_arrays_and_lists(model: nn.Module, images: tuple[
     result = bastion.evaluate(model, (x.numpy(), y.tolist()), attacks=["apgd-t", PGD(steps=20)], norm="linf", eps=EPS)
     assert result.accuracies()["clean"].value == pytest.approx(8 / 12)
     assert list(result.accuracies()) == ["clean", "apgd-t", "pgd", "worst case"]
+    assert f"{result['pgd']:.2%}" == f"{100 * float(result['pgd']):.2f}%" and result["worst case"].n == 12
     assert "ℓ∞ ≤ 8/255" in result.table() and "clean 66.67 %" in repr(result)
     assert "<table>" in result._repr_html_()
 
@@ -99,6 +110,13 @@ def test_another_eps_or_several(model: nn.Module, images: tuple[Tensor, Tensor])
     result = bastion.evaluate(model, images, "pgd", norm="l2", eps=[0, "1/2"], checks=False)
     accuracies = result.accuracies()
     assert accuracies["pgd eps=0"].value == accuracies["clean"].value >= accuracies["pgd eps=0.5"].value
+
+
+def test_a_label_is_found_with_either_slash(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    result = bastion.evaluate(model, images, "pgd:step=2/255,steps=1", checks=False)
+    assert result["pgd:step=2/255,steps=1"] == result.accuracies()["pgd:step=2/255,steps=1"]
+    with pytest.raises(bastion.BastionError, match="no accuracy 'clan'; did you mean 'clean'"):
+        result["clan"]
 
 
 class Pairs(Dataset[Any]):
@@ -281,6 +299,25 @@ def test_a_timm_model_with_its_normalisation() -> None:
     assert bastion.load("timm/resnet10t:pretrained=false").num_classes == 1000
 
 
+def test_grey_images_and_options_of_timm() -> None:
+    grey = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    for name, mean in {"none": 0.0, "half": 0.5, "mnist": 0.1307}.items():
+        wrapped = bastion.wrap(grey, name)
+        assert wrapped.shape == (1, 28, 28) and wrapped.mean.item() == pytest.approx(mean)
+    model = bastion.load("timm/resnet10t", pretrained=False, in_chans=1, num_classes=10)
+    assert model.mean.item() == pytest.approx((0.485 + 0.456 + 0.406) / 3) and model.num_classes == 10
+    assert model(torch.rand(1, 1, 64, 64)).shape == (1, 10)
+
+
+def test_packages_are_there_after_the_import() -> None:
+    code = "import bastion; print(bastion.__version__, bastion.attacks.PGD.__name__)\nfrom bastion import PGD"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[1] == "PGD" and done.stdout[0].isdigit()
+    assert done.stderr.splitlines()[-1] == "ImportError: PGD is an attack: from bastion.attacks import PGD"
+    with pytest.raises(AttributeError, match="did you mean 'evaluate'"):
+        _ = bastion.evalute
+
+
 def test_classes_are_where_one_looks_for_them() -> None:
     assert AutoAttack().named_members("linf")[0][0] == "apgd-ce" and FGSM() == PGD(
         steps=1, rel_step=1.0, random_start=False
@@ -447,6 +484,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "attack": (lambda: bastion.attack(Net(), X, Y, PGD), r"attack: give PGD\(\), not the class"),
     "attacks": (lambda: bastion.evaluate(Net(), (X, Y), PGD), r"attack: give PGD\(\), not the class"),
     "objective": (lambda: bastion.train("tiny/demo-robust", objective=Trades), r"give Trades\(\), not the class$"),
+    "epsilon": (lambda: bastion.attack(Net(), X, Y, epsilon=0.1), r"argument 'epsilon'; did you mean 'eps'\?"),
+    "images": (lambda: bastion.attack(Net(), images=X, labels=Y), r"argument 'images'; did you mean 'x'\?"),
+    "no labels": (lambda: bastion.attack(Net(), X), r"give images and labels: bastion.attack\(model, x, y, …\)"),
+    "changes": (
+        lambda: bastion.measure(Net(), (X, Y), "quick", changes={"epsilon": 0.1}),
+        r"epsilon: unknown key; did you mean 'eps'\?",
+    ),
+    "options": (lambda: bastion.load("zoo/cifar10-linf-vit", pretrained=False), "pretrained= is for timm's models"),
     "norm": (lambda: bastion.attack(Net(), X, Y, norm="L0"), "threat.norm: unknown norm 'l0'; known: l1, l2, linf"),
     "no model": (lambda: bastion.evaluate(None, (X, Y)), "model: expected a torch.nn.Module, .* got None"),
     "mean": (lambda: bastion.wrap(Net(), mean=0.5, std=0.5), "wrap: mean and std need one number for each channel"),

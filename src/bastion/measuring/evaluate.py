@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from bastion import forward, journal, rng
 from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import Verdict, is_adversarial, judge
-from bastion.data.given import ClassMap, images, labels
-from bastion.errors import BastionError
+from bastion.data.given import ClassMap, as_data, images, labels
+from bastion.errors import ELSEWHERE, BastionError
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
 from bastion.measuring.guards import first_symptoms, warn_if_normalised_input_is_expected, warn_of
@@ -36,7 +37,7 @@ from bastion.probes.adversarial import fooling_members
 from bastion.progress import Advance, bar
 from bastion.recipe_yaml import read_spec, read_value
 from bastion.threat import Norm
-from bastion.types import Batch
+from bastion.types import Batch, DataSet
 
 # Passes on an image. Preparing a copy of a model takes some 40 of them, and may save a third of what follows.
 WORTH_PREPARING = 200
@@ -60,8 +61,8 @@ class AdversarialExamples:
 
 def attack(
     model: Model,
-    x: Any,
-    y: Any,
+    x: Any = None,
+    y: Any = None,
     attack: Attacks = "autoattack",
     *,
     norm: Norm = "linf",
@@ -76,10 +77,15 @@ def attack(
     are warned of (docs/sanity.md).
 
     The model takes pixels and gives logits: a module, which is run in eval mode, a function, or the name of a model.
+    Images and labels may also be one argument: `(x, y)`, a torch Dataset or a DataLoader.
     `attack` is a name (see `bastion list attacks`), which `settings` may follow: `"pgd", steps=20`; a dict such as
     `{"name": "pgd", "steps": 20}`, or an attack.
     """
     check_integers({"batch_size": batch_size}, least=1)
+    for name in settings:
+        if ELSEWHERE.get(name) in ("x", "y", "eps"):
+            raise BastionError(f"attack: unknown argument '{name}'; did you mean '{ELSEWHERE[name]}'?")
+    x, y = (x, y) if y is not None else _pair(x)
     given_on = x.device if isinstance(x, Tensor) else torch.device("cpu")
     network = as_module(model, given_on)
     batch = _batch(x, y, network)
@@ -147,6 +153,18 @@ def _warnings(
         yield from (each for each in found if each.code == "at-chance")
     for columns in symptoms:
         yield from sanity_warnings({f"attack/{name}": column.cpu().numpy() for name, column in columns.items()})
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    """Return images and labels that were given as one."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    if isinstance(given, Dataset | DataLoader):
+        data = as_data(given)
+        assert isinstance(data, DataSet)
+        batch = data.test.batch(range(len(data.test)))
+        return batch.x, batch.y
+    raise BastionError("attack: give images and labels: bastion.attack(model, x, y, …)")
 
 
 def _batch(x: Any, y: Any, network: nn.Module) -> Batch:
