@@ -278,6 +278,7 @@ class Probe:
     role: ClassVar[Role] = "analysis"
     version: ClassVar[int] = 1  # raised when the same settings give other facts: stored ones are then measured again
     facts: ClassVar[Mapping[str, str]] = {}  # what each column means
+    makes_pictures: ClassVar[bool] = False  # of every example, so `keep="all"` measures again where there are none
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         raise NotImplementedError

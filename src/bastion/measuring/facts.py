@@ -112,8 +112,7 @@ class Facts:
             count = len(pictures["position"]) if "adversarial" in pictures else 0
             again = 'evaluate with keep="all"'
             if self.kept is None:
-                folder, option = ("", "") if count else (" in a new folder", "--run FOLDER ")
-                again = f'measure{folder} with keep="all" (on the command line {option}--keep all)'
+                again = 'measure with keep="all" (on the command line --keep all)'
             raise BastionError(
                 f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; {again}"
             )

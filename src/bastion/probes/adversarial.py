@@ -28,6 +28,7 @@ class Adversarial(Probe):
     attack: Attack  # that looks for them
 
     role = "attack"
+    makes_pictures = True
     facts: ClassVar[Mapping[str, str]] = {
         "correct": "right on the clean image, and not fooled by the attack",
         "in_budget": "the attack returned an image of the threat's set",
