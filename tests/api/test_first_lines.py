@@ -274,6 +274,14 @@ def test_two_models_measured_and_compared(
     assert "clean" in bastion.compare("a", "b").table()
 
 
+def test_attacks_are_measured_without_a_suite(model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    facts = bastion.measure(model, images, attacks=["fgsm", PGD(steps=2)], eps="4/255", folder=tmp_path / "run")
+    assert list(facts.accuracies()) == ["clean", "fgsm", "pgd(steps=2)", "worst case"] and "ℓ∞ ≤ 4/255" in facts.table()
+    for wrong, message in (({"suite": "demo", "attacks": "fgsm"}, "not both"), ({"eps": 0.1}, "go with attacks=")):
+        with pytest.raises(bastion.BastionError, match=message):
+            bastion.measure(model, images, folder=tmp_path / "run", **wrong)
+
+
 class Darker(Attack):
     """A user's own, registered nowhere."""
 

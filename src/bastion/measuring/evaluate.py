@@ -229,12 +229,15 @@ def evaluate(
     """
     if isinstance(data, Tensor | np.ndarray):
         raise BastionError("evaluate: give images and labels together: evaluate(model, (x, y), …)")
-    chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
-    suite = attack_suite(chosen, norm, radii(eps, norm), checks=checks)
+    suite = attack_suite(attack_list(attacks), norm, radii(eps, norm), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
         options |= {"keep": keep, "device": device, "class_map": class_map}
         return measure(model, data, suite, folder=Path(folder) / "run", **options).in_memory()
+
+
+def attack_list(given: Attacks | Sequence[Attacks]) -> list[Attacks]:
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
 
 def attack_suite(
