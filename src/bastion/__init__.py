@@ -10,6 +10,7 @@ print(facts.table())                                    # accuracy and its 95 % 
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from bastion import _torchvision
@@ -43,11 +44,21 @@ _HOMES = {
 }
 
 
+_PACKAGES = ("attacks", "compat", "data", "models", "probes", "studies")
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES, *_PACKAGES, "__version__"})
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"bastion.{name}")
+    if name == "__version__":
+        return metadata.version("bastion")
     if name not in _HOMES:
+        if name[:1].isupper() and hasattr(importlib.import_module("bastion.attacks"), name):
+            # `from bastion import PGD` shows the text of an ImportError only.
+            raise ImportError(f"{name} is an attack: from bastion.attacks import {name}")
         raise AttributeError(f"module 'bastion' has no attribute '{name}'{did_you_mean(name, _HOMES)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -486,7 +486,7 @@ def import_(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="none, half, imagenet, cifar10, cifar10-old, cifar100, or MEAN,…/STD,…; if the file lacks it.",
+            help="none, half, imagenet, mnist, cifar10, cifar10-old, cifar100, or MEAN,…/STD,…; if the file lacks it.",
         ),
     ] = None,
     match: Annotated[

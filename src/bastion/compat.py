@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bastion import journal
 from bastion.attacks import Attack
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import Ensemble
@@ -25,6 +24,7 @@ from bastion.attacks.square import Square
 from bastion.errors import BastionError, did_you_mean
 from bastion.forward import Function, device_of, in_mode
 from bastion.measuring.evaluate import attack, evaluate, radius
+from bastion.measuring.guards import warn_of
 from bastion.measuring.runner import measure
 from bastion.reporting.leaderboard_files import percent, write_model_info
 from bastion.suite import written
@@ -128,7 +128,8 @@ class AutoAttack:
     ) -> Any:
         """Return the images, with adversarial examples where an attack succeeded; each attack runs on the survivors.
 
-        With `return_labels` also return the predicted labels.
+        With `return_labels` also return the predicted labels. The original's warnings come as Python's, and more
+        (docs/sanity.md).
         """
         if state_path is not None:
             raise BastionError(
@@ -138,14 +139,13 @@ class AutoAttack:
         members = tuple(self._member(name) for name in names)
         if not members:
             raise BastionError("AutoAttack: attacks_to_run is empty; give some of " + ", ".join(VERSIONS["plus"]))
-        with journal.opened() as notes:
-            options: dict[str, Any] = {"norm": self._norm, "eps": self.epsilon, "batch_size": bs}
-            found = attack(self.model, x_orig, y_orig, Ensemble(members=members), seed=self.seed or 0, **options)
+        options: dict[str, Any] = {"norm": self._norm, "eps": self.epsilon, "batch_size": bs}
+        found = attack(self.model, x_orig, y_orig, Ensemble(members=members), seed=self.seed or 0, **options)
         x_adv = torch.where(found.success.view(-1, 1, 1, 1), found.x.to(x_orig), x_orig)
         y_adv = torch.where(found.success.to(y_orig.device), found.logits.argmax(1).to(y_orig), y_orig)
-        fooled_by = [names[number] for number in notes.fooled_by.values()]
+        fooled_by = [names[number] for number in found.fooled_by.tolist() if number >= 0]
         self._log_accuracies(fooled_by, int((~found.success).sum()), len(x_orig), time.perf_counter() - began)
-        self._log(f"max {self.norm} perturbation: {(found.distance * found.success).max():.5f}")
+        self._log(f"max {self.norm} perturbation: {torch.where(found.success, found.distance, 0).max():.5f}")
         return (x_adv, y_adv) if return_labels else x_adv
 
     def run_standard_evaluation_individual(
@@ -233,7 +233,8 @@ def benchmark(
     corruptions, the mean over the 15 types and 5 severities of CIFAR-10-C, whose files are in `corruptions_data_dir`.
     `dataset` is cifar10, cifar100, or imagenet: RobustBench's 5,000 pictures of the validation set in `data_dir`, with
     `preprocessing` Res256Crop224 or BicubicRes256Crop224. CIFAR is looked for in `$BASTION_DATA`, not in `data_dir`.
-    `to_disk` writes `model_info/DATASET/THREAT/MODEL_NAME.json`, `log_path` gets the table with intervals.
+    `to_disk` writes `model_info/DATASET/THREAT/MODEL_NAME.json`, `log_path` gets the table with intervals. The sanity
+    checks run along; what they find is a Python warning, and `unreliable` in the file.
     """
     data, threat = (str(getattr(each, "value", each)) for each in (dataset, threat_model))  # RobustBench's enums too
     if not isinstance(model, nn.Module) or isinstance(device, list | tuple):
@@ -257,16 +258,18 @@ def benchmark(
         if eps is None:
             raise BastionError(f"benchmark: give eps for {threat}, such as eps=8/255")
         source = _clean_data(data, data_dir, preprocessing)
-        facts = evaluate(model, source, norm=norm, eps=eps, checks=False, **options)
+        facts = evaluate(model, source, norm=norm, eps=eps, **options)
         robust = facts.accuracies()["autoattack"].value
-    clean = facts.accuracies()["clean"].value
+    clean, doubts = facts.accuracies()["clean"].value, facts.warnings()
+    warn_of(doubts)
     if log_path:
         with Path(log_path).open("a") as file:
             file.write(facts.table() + "\n")
     if to_disk and model_name:
         radii = {"eps": written(radius(eps))} if eps is not None else {}
         field = "corruptions_acc" if threat == "corruptions" else "autoattack_acc"
-        known = {"dataset": data, **radii, "clean_acc": percent(clean), field: percent(robust)}
+        known: dict[str, Any] = {"dataset": data, **radii, "clean_acc": percent(clean), field: percent(robust)}
+        known |= {"footnote": f"Measured on {facts.n} images.", "unreliable": bool(doubts), "n": facts.n}
         write_model_info(Path("model_info"), data, threat, model_name, known)
     return clean, robust
 

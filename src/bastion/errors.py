@@ -69,9 +69,14 @@ def shown(value: object, *, quoted: bool = True) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
+# Attacks that have no counterpart here; what is called alike is something else.
+NO_COUNTERPART = {"sparsefool", "newtonfool", "gen", "ead", "ddn", "jsma", "onepixel", "pixle"}
+
 # Names in torchattacks, foolbox, advertorch and AutoAttack, without case and punctuation, and ours.
 ELSEWHERE = {
     "aa": "autoattack",
+    "ffgsm": "fgsm-rs",
+    "tpgd": "pgd:loss=kl",
     "standard": "autoattack",
     "bim": "pgd",
     "ifgsm": "pgd",
@@ -82,6 +87,12 @@ ELSEWHERE = {
     "at": "adversarial",
     "pgdat": "adversarial",
     "madry": "adversarial",
+    "epsilon": "eps",
+    "epsilons": "eps",
+    "images": "x",
+    "inputs": "x",
+    "labels": "y",
+    "targets": "y",
     "alpha": "step",
     "stepsize": "step",
     "absstepsize": "step",
@@ -103,8 +114,11 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         return f"; did you mean '{usual[0]}'?"
     wanted, plain = _letters(word), {_letters(name): name for name in reversed(names)}
     for letters in (wanted, re.sub("^(linf|l2|l1)|attack$", "", wanted)):  # foolbox: L2CarliniWagnerAttack
-        if (ours := ELSEWHERE.get(letters, plain.get(letters))) in names:
+        ours = ELSEWHERE.get(letters, plain.get(letters, ""))
+        if ours.partition(":")[0] in names:
             return f"; did you mean '{ours}'?"
+        if letters in NO_COUNTERPART:
+            return ""
     near = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.6)
     near = near or [name for name in plain if name and wanted.startswith(name)]
     if near:

@@ -5,10 +5,13 @@ Everything that asks a model for logits does it here: attacks, probes, the train
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -63,15 +66,34 @@ class Wrapped(Delegate):
 
 
 class Function(nn.Module):
-    """A function of images as a module; it gets them on `device`. None: where they are."""
+    """A function of images as a module; it gets them on `device`. None: where they are.
+
+    In eval mode, so are the modules that the function uses, while it runs.
+    """
 
     def __init__(self, function: Callable[[Tensor], Tensor], device: Any = None) -> None:
         super().__init__()
         self.function, self.device = function, device
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.function(x if self.device is None else x.to(self.device))
+        with ExitStack() as modes:
+            for module in [] if self.training else _modules_of(self.function):
+                modes.enter_context(in_mode(module, training=False))
+            made = self.function(x if self.device is None else x.to(self.device))
         return made.to(x.device) if isinstance(made, Tensor) else made
+
+
+def _modules_of(function: Callable[..., Any]) -> list[nn.Module]:
+    """Return the modules that a function, method, partial or callable object names or holds itself."""
+    if isinstance(function, partial):
+        used = [function.func, *function.args, *function.keywords.values()]
+    else:
+        used = [getattr(function, "__self__", function)]
+        used += getattr(used[0], "__dict__", {}).values()
+        if isinstance(plain := getattr(function, "__func__", function), FunctionType):
+            variables = inspect.getclosurevars(plain)
+            used += [*variables.nonlocals.values(), *variables.globals.values()]
+    return [each for each in used if isinstance(each, nn.Module)]
 
 
 def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, Batch]:

@@ -160,14 +160,21 @@ def _read(path: Path) -> dict[str, Any]:
     return read(read_text(path), str(path))
 
 
-def parse_changes(changes: Changes, schema: Any = Any) -> dict[str, Any]:
-    """Parse `["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` into the nested content of a file."""
+def parse_changes(changes: Changes, schema: Any = Any, *, once: bool = False) -> dict[str, Any]:
+    """Parse `["a.b=1", …]`, `"a.b=1"` or `{"a.b": 1}` into the nested content of a file.
+
+    Of a key given twice the last value counts; with `once` that is refused.
+    """
     result: dict[str, Any] = {}
+    seen: set[str] = set()
     for change in [changes] if isinstance(changes, str) else changes:
         where = f"--set {shown(change, quoted=not str(change).isprintable())}"
         path, equals, text = (change, "=", "") if isinstance(changes, Mapping) else change.partition("=")
         if not equals or not all(path.split(".")) or path.count(".") > DEEPEST or not path.isprintable():
             raise BastionError(f"{where}: expected KEY.KEY=VALUE, such as optimizer.lr=1e-3")
+        if once and path in seen:
+            raise BastionError(f"{where}: {path} is given twice; for several values give a list: {path}=[…,…]")
+        seen.add(path)
         value = read_fractions(changes[change]) if isinstance(changes, Mapping) else read_value(text, where)
         result = merge(result, nested(path, value), schema)
     return result

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Gt, MinLen
 from pydantic import BeforeValidator, Field, model_validator
 
-from bastion.errors import BastionError, printable
+from bastion.errors import ELSEWHERE, BastionError, printable
 from bastion.recipe import Section, Spec, load_yaml, plugin
 from bastion.recipe_files import Changes, merge, nested, parse_changes
 
@@ -279,16 +279,18 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
     as before. `probes.LABEL=null` leaves a probe out, likewise for aggregates. After any other change, and with fewer
     values of an axis, it is no longer the paper's protocol.
     """
-    wanted, where = parse_changes(changes, Suite), "suite" if isinstance(name, Mapping) else name
+    wanted, where = parse_changes(changes, Suite, once=True), "suite" if isinstance(name, Mapping) else name
 
     def on_top(content: Mapping[str, Any]) -> dict[str, Any]:
         axes = content.get("axes") or {}
         to_axes = {key: {"to": value, "image_size": None} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
         if unknown := sorted(rest.keys() - Suite.model_fields.keys()):
+            ours = ELSEWHERE.get(unknown[0])
+            near = f"did you mean '{ours}'?" if ours in axes else f"known: {', '.join([*axes, *Suite.model_fields])}"
             raise BastionError(
-                f"{where}: {unknown[0]}: unknown key; known: {', '.join([*axes, *Suite.model_fields])}; a setting of "
-                f"an attack is probes.{_attacked(content)}.attack.{unknown[0]}"
+                f"{where}: {unknown[0]}: unknown key; {near}; a setting of an attack is "
+                f"probes.{_attacked(content)}.attack.{unknown[0]}"
             )
         changed = merge(content, merge(rest, {"axes": to_axes} if to_axes else {}), Suite)
         changed |= {part: _without_null(changed[part]) for part in LABELLED if part in changed}

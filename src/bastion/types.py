@@ -294,6 +294,7 @@ class Probe:
     role: ClassVar[Role] = "analysis"
     revision: ClassVar[int] = 1  # raised when the same settings give other facts, which are then measured again
     facts: ClassVar[Mapping[str, str | Fact]] = {}  # what each column means, and its kind if it is not just a number
+    makes_pictures: ClassVar[bool] = False  # of every example, so `keep="all"` measures again where there are none
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         raise NotImplementedError

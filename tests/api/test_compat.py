@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,53 @@ def test_the_official_example_gives_the_same_with_either_import(
         changed = (other != x).flatten(1).any(1)
         assert torch.equal(changed, (one != x).flatten(1).any(1)) and not changed[10:].any()
         assert (other - x).abs().max() <= 0.012 + 1e-6 and 0 <= other.min() <= other.max() <= 1
+
+
+class Suspect(nn.Module):
+    """The model, made such that AutoAttack's number cannot be trusted."""
+
+    def __init__(self, model: nn.Module, how: str) -> None:
+        super().__init__()
+        self.model, self.how = model, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "probabilities":
+            return (100 * self.model(x)).softmax(1)
+        if self.how == "dynamic":
+            with torch.enable_grad():
+                z = x.detach().clone().requires_grad_()
+                x = x + 0 * torch.autograd.grad(self.model(z).sum(), z)[0]
+        if self.how == "stochastic":
+            x = x + 0.05 * torch.randn_like(x)
+        logits: Tensor = self.model((8 * x).round() / 8 if self.how == "zero-gradient" else x)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("how", "codes"),
+    [
+        ("probabilities", ["probabilities"]),
+        ("dynamic", ["dynamic"]),
+        ("stochastic", ["stochastic"]),
+        ("zero-gradient", ["zero-gradient", "square-beats-white-box", "blind-start"]),
+        ("none", []),
+    ],
+)
+def test_where_the_official_code_warns_so_do_we(
+    how: str, codes: list[str], model: nn.Module, images: tuple[Tensor, Tensor]
+) -> None:
+    adversary = AutoAttack(Suspect(model, how), eps=0.05, verbose=False)
+    adversary.apgd.n_iter = adversary.apgd_targeted.n_iter = adversary.fab.n_iter = 2
+    adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = 2
+    adversary.square.n_queries = 50
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        adversary.run_standard_evaluation(*images)
+    assert [str(each.message).partition(" ")[0] for each in told] == codes
+    if how == "stochastic":
+        adversary = AutoAttack(Suspect(model, how), eps=0.05, verbose=False, version="rand")
+        adversary.apgd.n_iter, adversary.apgd.eot_iter = 2, 2
+        adversary.run_standard_evaluation(*images)  # made for such models: no warning, which would be an error here
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2", "L1"])
@@ -198,10 +246,22 @@ def test_robustbenchs_own_call_writes_its_file(tmp_path: Path, monkeypatch: pyte
     info = json.loads(Path("model_info/cifar10/Linf/Mine2026.json").read_text())
     assert (info["clean_acc"], info["autoattack_acc"]) == (f"{100 * clean:.2f}", f"{100 * robust:.2f}")
     assert (info["dataset"], info["eps"], info["authors"]) == ("cifar10", "8/255", None)
+    assert (info["n"], info["footnote"], info["unreliable"]) == (8, "Measured on 8 images.", False)
     assert "autoattack" in Path("log.txt").read_text()
     assert list(inspect.signature(benchmark).parameters)[4:8] == [
         "to_disk", "model_name", "data_dir", "corruptions_data_dir",
     ]  # fmt: skip
+
+
+def test_a_benchmark_that_cannot_be_trusted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compat, "_clean_data", lambda *_: "cifar10-mini")
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        benchmark(Suspect(Linear(), "probabilities"), n_examples=4, eps=1, to_disk=True, model_name="Soft2026")
+    assert "probabilities (4 of 4 images): The model returns probabilities" in str(told[0].message)
+    assert json.loads(Path("model_info/cifar10/Linf/Soft2026.json").read_text())["unreliable"] is True
 
 
 def test_imagenet_has_robustbenchs_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bastion
+from bastion import storage
 from bastion.attacks import FGSM, PGD, AutoAttack, Square
+from bastion.measuring.find import find_run
 from bastion.training.objectives.trades import Trades
 from bastion.types import Attack, Batch
 
@@ -54,13 +61,39 @@ def test_settings_of_an_attack_follow_its_name(model: nn.Module, images: tuple[T
     assert torch.equal(short.x, bastion.attack(model, *images, PGD(steps=3), eps=0.01).x)
 
 
+def test_images_and_labels_in_one_argument(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    x = bastion.attack(model, *images, "fgsm").x
+    loader = DataLoader(TensorDataset(*images), batch_size=5)
+    for given in (images, TensorDataset(*images), loader):
+        assert torch.equal(bastion.attack(model, given, attack="fgsm").x, x)
+
+
 def test_attack_my_tensors(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     x, y = images
     adv = bastion.attack(model, x, y, "autoattack", norm="linf", eps=8 / 255)
     assert adv.x.shape == x.shape and (adv.x - x).abs().max() <= EPS + 1e-6 and 0 <= adv.x.min() <= adv.x.max() <= 1
     assert torch.equal(adv.success, model(adv.x).argmax(1) != y) and torch.allclose(adv.logits, model(adv.x), atol=1e-5)
     assert adv.success[8:].all() and (adv.distance[8:] == 0).all() and model.training
+    assert (adv.distance[~adv.success] == torch.inf).all() and ((adv.fooled_by >= 0) == adv.success)[:8].all()
     assert "of 12 misclassified" in repr(adv)
+
+
+def test_an_attack_that_says_nothing_about_robustness_is_doubted(images: tuple[Tensor, Tensor]) -> None:
+    class Detached(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.detach())
+
+    torch.manual_seed(0)
+    network, x = Detached(), images[0]
+    y = network(x).argmax(1)
+    with (
+        pytest.warns(match="^blind-start .12 of 12 images.: Every search"),
+        pytest.warns(match="^zero-gradient .8 of 8"),
+    ):
+        adv = bastion.attack(network, x, y, "pgd", eps=0.0001)
+    assert (adv.distance == torch.inf).all()
+    with pytest.warns(match=r"^at-chance \(24 of 24 images\): They are wrong"):
+        bastion.attack(network, x.repeat(2, 1, 1, 1), (y.repeat(2) + 1 + torch.arange(24) % 2) % 10, PGD(steps=0))
 
 
 def test_evaluate_my_module_on_arrays_and_lists(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
@@ -68,6 +101,7 @@ def test_evaluate_my_module_on_arrays_and_lists(model: nn.Module, images: tuple[
     result = bastion.evaluate(model, (x.numpy(), y.tolist()), attacks=["apgd-t", PGD(steps=20)], norm="linf", eps=EPS)
     assert result.accuracies()["clean"].value == pytest.approx(8 / 12)
     assert list(result.accuracies()) == ["clean", "apgd-t", "pgd", "worst case"]
+    assert f"{result['pgd']:.2%}" == f"{100 * float(result['pgd']):.2f}%" and result["worst case"].n == 12
     assert "ℓ∞ ≤ 8/255" in result.table() and "clean 66.67 %" in repr(result)
     assert "<table>" in result._repr_html_()
 
@@ -76,6 +110,13 @@ def test_another_eps_or_several(model: nn.Module, images: tuple[Tensor, Tensor])
     result = bastion.evaluate(model, images, "pgd", norm="l2", eps=[0, "1/2"], checks=False)
     accuracies = result.accuracies()
     assert accuracies["pgd eps=0"].value == accuracies["clean"].value >= accuracies["pgd eps=0.5"].value
+
+
+def test_a_label_is_found_with_either_slash(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
+    result = bastion.evaluate(model, images, "pgd:step=2/255,steps=1", checks=False)
+    assert result["pgd:step=2/255,steps=1"] == result.accuracies()["pgd:step=2/255,steps=1"]
+    with pytest.raises(bastion.BastionError, match="no accuracy 'clan'; did you mean 'clean'"):
+        result["clan"]
 
 
 class Pairs(Dataset[Any]):
@@ -233,6 +274,14 @@ def test_two_models_measured_and_compared(
     assert "clean" in bastion.compare("a", "b").table()
 
 
+def test_attacks_are_measured_without_a_suite(model: nn.Module, images: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    facts = bastion.measure(model, images, attacks=["fgsm", PGD(steps=2)], eps="4/255", folder=tmp_path / "run")
+    assert list(facts.accuracies()) == ["clean", "fgsm", "pgd(steps=2)", "worst case"] and "ℓ∞ ≤ 4/255" in facts.table()
+    for wrong, message in (({"suite": "demo", "attacks": "fgsm"}, "not both"), ({"eps": 0.1}, "go with attacks=")):
+        with pytest.raises(bastion.BastionError, match=message):
+            bastion.measure(model, images, folder=tmp_path / "run", **wrong)
+
+
 class Darker(Attack):
     """A user's own, registered nowhere."""
 
@@ -256,6 +305,25 @@ def test_a_timm_model_with_its_normalisation() -> None:
     assert torch.allclose(model.eval()(x), network.eval()((x - mean) / std), atol=1e-5)
     assert len(model.blocks()) == 4 and bastion.attack(model, x, y, "fgsm").x.shape == x.shape
     assert bastion.load("timm/resnet10t:pretrained=false").num_classes == 1000
+
+
+def test_grey_images_and_options_of_timm() -> None:
+    grey = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    for name, mean in {"none": 0.0, "half": 0.5, "mnist": 0.1307}.items():
+        wrapped = bastion.wrap(grey, name)
+        assert wrapped.shape == (1, 28, 28) and wrapped.mean.item() == pytest.approx(mean)
+    model = bastion.load("timm/resnet10t", pretrained=False, in_chans=1, num_classes=10)
+    assert model.mean.item() == pytest.approx((0.485 + 0.456 + 0.406) / 3) and model.num_classes == 10
+    assert model(torch.rand(1, 1, 64, 64)).shape == (1, 10)
+
+
+def test_packages_are_there_after_the_import() -> None:
+    code = "import bastion; print(bastion.__version__, bastion.attacks.PGD.__name__)\nfrom bastion import PGD"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[1] == "PGD" and done.stdout[0].isdigit()
+    assert done.stderr.splitlines()[-1] == "ImportError: PGD is an attack: from bastion.attacks import PGD"
+    with pytest.raises(AttributeError, match="did you mean 'evaluate'"):
+        _ = bastion.evalute
 
 
 def test_classes_are_where_one_looks_for_them() -> None:
@@ -303,6 +371,24 @@ def test_a_label_that_is_no_class_number_is_named(label: Any, message: str, mode
         bastion.evaluate(model, Labelled(torch.rand(2, 3, 32, 32), torch.zeros(2)), "pgd")
 
 
+def test_a_data_set_that_does_not_fit_into_memory_is_refused_after_its_first_image(model: nn.Module) -> None:
+    class Endless(Dataset[Any]):
+        read = 0
+
+        def __len__(self) -> int:
+            return 10**9
+
+        def __getitem__(self, number: int) -> Any:
+            self.read += 1
+            return torch.zeros(3, 224, 224), 0
+
+    for wrapped in (lambda data: data, lambda data: DataLoader(data, batch_size=2)):
+        data = Endless()
+        with pytest.raises(bastion.BastionError, match=r"1000000000 images of \(3, 224, 224\): needs .* limit= takes"):
+            bastion.evaluate(model, wrapped(data), "pgd")
+        assert data.read <= 2
+
+
 def test_an_eps_in_levels_is_refused(model: nn.Module, images: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(bastion.BastionError, match="8/255 meant"):
         bastion.evaluate(model, images, "fgsm", eps=8)
@@ -327,12 +413,23 @@ def test_a_plain_function_is_a_model_too(model: nn.Module, images: tuple[Tensor,
     assert result.accuracies()["clean"].value == pytest.approx(8 / 12)
 
 
+@pytest.mark.parametrize(
+    "function", [lambda net: lambda x: net(x), lambda net: net.forward, lambda net: partial(nn.Module.__call__, net)]
+)
+def test_a_function_of_a_network_runs_it_in_eval_mode(function: Any, images: tuple[Tensor, Tensor]) -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    expected = bastion.attack(deepcopy(network), *images, "pgd", eps=0.001)
+    assert torch.equal(bastion.attack(function(network), *images, "pgd", eps=0.001).x, expected.x)
+    assert network.training and network[1].training and network[0].num_batches_tracked == 0
+
+
 def test_a_model_in_float64_is_attacked_in_float64(images: tuple[Tensor, Tensor]) -> None:
     x, y = images
     adv = bastion.attack(Net().double(), x.double(), y, "pgd")
     assert adv.x.dtype == adv.logits.dtype == torch.float64
 
 
+@pytest.mark.filterwarnings("ignore:at-chance")
 @pytest.mark.parametrize("kind", [np.float64, np.float16, np.uint8])
 def test_arrays_of_another_precision_are_images_everywhere(kind: Any, model: nn.Module, tmp_path: Path) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32))
@@ -419,6 +516,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "attack": (lambda: bastion.attack(Net(), X, Y, PGD), r"attack: give PGD\(\), not the class"),
     "attacks": (lambda: bastion.evaluate(Net(), (X, Y), PGD), r"attack: give PGD\(\), not the class"),
     "objective": (lambda: bastion.train("tiny/demo-robust", objective=Trades), r"give Trades\(\), not the class$"),
+    "attack's epsilon": (lambda: bastion.attack(Net(), X, Y, epsilon=0.1), r"argument 'epsilon'; did you mean 'eps'\?"),
+    "images": (lambda: bastion.attack(Net(), images=X, labels=Y), r"argument 'images'; did you mean 'x'\?"),
+    "no labels": (lambda: bastion.attack(Net(), X), r"give images and labels: bastion.attack\(model, x, y, …\)"),
+    "changes": (
+        lambda: bastion.measure(Net(), (X, Y), "quick", changes={"epsilon": 0.1}),
+        r"epsilon: unknown key; did you mean 'eps'\?",
+    ),
+    "options": (lambda: bastion.load("zoo/cifar10-linf-vit", pretrained=False), "pretrained= is for timm's models"),
     "norm": (lambda: bastion.attack(Net(), X, Y, norm="L0"), "threat.norm: unknown norm 'l0'; known: l1, l2, linf"),
     "no model": (lambda: bastion.evaluate(None, (X, Y)), "model: expected a torch.nn.Module, .* got None"),
     "mean": (lambda: bastion.wrap(Net(), mean=0.5, std=0.5), "wrap: mean and std need one number for each channel"),
@@ -438,6 +543,27 @@ def test_studies_alone_have_no_columns_of_examples(images: tuple[Tensor, Tensor]
     facts = bastion.measure(Net(), images, {"studies": {"sparse": "sparsity"}}, folder=tmp_path / "run")
     with pytest.raises(bastion.BastionError, match="the suite has only studies; use `studies"):
         facts.to_csv(tmp_path / "facts.csv")
+
+
+def test_files_of_one_name_are_not_taken_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, folder in enumerate("abc"):
+        path = tmp_path / folder / "mine.py"
+        path.parent.mkdir()
+        path.write_text(
+            f"import torch\n\ndef net():\n    torch.manual_seed({seed})\n"
+            "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))\n"
+        )
+    suite = {"probes": {"clean": "accuracy"}}
+    a, b = (bastion.measure(f"{folder}/mine.py:net", suite=suite, limit=8).run for folder in "ab")
+    assert [find_run(f"{folder}/mine.py:net").folder for folder in "ab"] == [a.folder, b.folder]
+    assert find_run(tmp_path / "a" / "mine.py:net").folder == a.folder  # however the path is written
+    with pytest.raises(bastion.BastionError, match=f"no run is known to be of this file.*{a.folder} .*a/mine.py:net"):
+        bastion.report("c/mine.py:net", "c.html")
+    (path,) = b.measurements.iterdir()
+    storage.write_json(path, {name: each for name, each in storage.read_json(path).items() if name != "source"})
+    shutil.rmtree(a.folder)
+    assert find_run("b/mine.py:net").folder == b.folder  # measured before paths were stored, and the only one
 
 
 def test_a_network_that_a_function_of_my_file_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

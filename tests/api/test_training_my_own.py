@@ -47,6 +47,32 @@ def test_train_my_module_on_my_data_set(images: tuple[Tensor, Tensor]) -> None:
     assert bastion.train(model=net(), data=images, objective="trades", epochs=2, resume=True) == run
 
 
+class Spy(nn.Module):
+    """Keeps the images that it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.seen = nn.Linear(3 * 8 * 8, 2), list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.append(x.detach().clone())
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+def test_my_images_are_trained_on_as_they_are_unless_i_say_otherwise(images: tuple[Tensor, Tensor]) -> None:
+    """Not cropped, not mirrored, and floats are not rounded to bytes."""
+    plain, mirrored = Spy(), Spy()
+    run = bastion.train(model=plain, data=images, epochs=1)
+    assert run.recipe()["augment"]["crop"] == "none"
+    bastion.train(model=mirrored, data=images, epochs=1, changes={"augment.hflip": 1}, folder="mirrored")
+    given = {tuple(x.flatten().tolist()) for x in images[0]}
+    seen = [torch.cat(each.seen) for each in (plain, mirrored)]
+    assert {tuple(x.flatten().tolist()) for x in seen[0]} < given
+    assert {tuple(x.flatten().tolist()) for x in seen[1].flip(3)} < given
+
+
 def test_objects_are_taken_wherever_a_name_is(images: tuple[Tensor, Tensor]) -> None:
     model = ViT(image_size=8, patch_size=4, num_classes=2, dim=8, depth=1, heads=1, mlp_dim=8)
     attack = PGD(steps=1, loss="kl", keep="last")

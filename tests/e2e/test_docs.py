@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from bastion import recipe_yaml
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
@@ -36,6 +38,7 @@ PAGES = [
     "docs/data.md",
     "docs/coming-from.md",
     "docs/jacobian.md",
+    "docs/models.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "howto").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.M | re.S)
@@ -74,5 +77,12 @@ def test_the_page_runs(page: str, tmp_path: Path, warm: Path) -> None:
 
 def test_every_page_with_commands_is_run() -> None:
     pages = ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
-    runnable = {page for page in pages if any(language == "sh" for language, _, _ in _blocks(page))}
+    runnable = {page for page in pages if any(language in ("sh", "python") for language, _, _ in _blocks(page))}
     assert runnable <= {*PAGES}
+
+
+def test_every_yaml_block_can_be_read() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for language, _, content in _blocks(page.relative_to(ROOT).as_posix()):
+            assert language != "yaml" or recipe_yaml.read(content, str(page))

@@ -70,9 +70,17 @@ def test_suggestions_ignore_case_and_punctuation() -> None:
         ("LinfFastGradientAttack", "fgsm"),
         ("AA", "autoattack"),
         ("AutoAttack", "autoattack"),
+        ("FFGSM", "fgsm-rs"),
+        ("TPGD", "pgd:loss=kl"),
     ],
 )
 def test_an_attack_by_its_name_in_another_library_is_ours(elsewhere: str, ours: str) -> None:
-    known = ["apgd", "autoattack", "cw", "fab", "fgsm", "mi-fgsm", "pgd", "square"]
+    known = ["apgd", "autoattack", "cw", "deepfool", "fab", "fgsm", "fgsm-rs", "mi-fgsm", "pgd", "square"]
     assert did_you_mean(elsewhere, known) == f"; did you mean '{ours}'?"
     assert did_you_mean("at", ["adversarial", "alp", "mart"]) == "; did you mean 'adversarial'?"
+
+
+@pytest.mark.parametrize("name", ["SparseFool", "NewtonFoolAttack", "GenAttack", "EADAttack", "L2DDNAttack"])
+def test_an_attack_that_has_no_counterpart_is_not_taken_for_another(name: str) -> None:
+    known = ["apgd", "autoattack", "deepfool", "fgsm", "patchfool", "pgd", *map(str, range(20))]
+    assert did_you_mean(name, known) == ""

@@ -138,6 +138,13 @@ def test_bad_changes_are_refused(change: str, message: str) -> None:
         parse_changes([change])
 
 
+def test_a_suite_takes_a_key_once() -> None:
+    """`--set eps=2/255 --set eps=8/255` looks like a curve, and would be one radius."""
+    with pytest.raises(BastionError, match=r"--set eps=8/255: eps is given twice; .* a list: eps=\[…,…\]"):
+        load_suite("quick", ["eps=2/255", "eps=8/255"])
+    assert parse_changes(["lr=1", "lr=2"]) == {"lr": 2}
+
+
 def test_unknown_recipes_and_suites_suggest_the_nearest() -> None:
     with pytest.raises(BastionError, match="no recipe 'tiny/demo-robus'.*did you mean 'tiny/demo-robust'"):
         load_recipe("tiny/demo-robus")

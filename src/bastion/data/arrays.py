@@ -1,4 +1,4 @@
-"""Data sets in memory: a `Split` over uint8 arrays, and the checksummed file that each is stored in."""
+"""Data sets in memory: a `Split` over uint8 arrays or float images, and the checksummed file that each is stored in."""
 
 from __future__ import annotations
 
@@ -71,6 +71,42 @@ class ArraySplit:
     def subset(self, positions: Sequence[int]) -> ArraySplit:
         where = torch.as_tensor(positions, dtype=torch.long)
         return ArraySplit(self._images, self._labels, self.index[where])
+
+
+class TensorSplit:
+    """A split of float images, not rounded to bytes."""
+
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
+        self.x, self.labels = x, y
+        self.index = torch.arange(len(x)) if index is None else index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def image(self, position: int) -> Image.Image:
+        pixels = (255 * self.x[position]).round().byte().permute(1, 2, 0).numpy()
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+    def batch(self, positions: Sequence[int]) -> Batch:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        return Batch(self.index[where], self.x[where], self.labels[where])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        channels, height, width = self.x.shape[1:]
+        return channels, height, width
+
+    def pixels(self, positions: Tensor) -> Tensor:
+        """Return float (B, C, H, W) in [0, 1]."""
+        return self.x[positions]
+
+    def digest(self) -> str:
+        return sha256(self.x.numpy(), self.labels.numpy())
+
+    def subset(self, positions: Sequence[int]) -> TensorSplit:
+        where = torch.as_tensor(positions, dtype=torch.long)
+        return TensorSplit(self.x[where], self.labels[where], self.index[where])
 
 
 @dataclass(frozen=True)

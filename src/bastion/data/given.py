@@ -21,43 +21,18 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bastion.data.arrays import ArraySplit
+from bastion.data.arrays import ArraySplit, TensorSplit
 from bastion.data.class_map import class_columns
 from bastion.data.picture import check_depth
 from bastion.errors import BastionError, did_you_mean, shown
+from bastion.memory import check_memory
 from bastion.progress import bar
 from bastion.recipe import named_data
-from bastion.storage import sha256
-from bastion.types import Batch, DataSet, Split
+from bastion.types import DataSet, Split
 
 ClassMap = Sequence[int] | Mapping[str, int] | str | Path
+COPIES = 3  # of all images in float32, while a Dataset is read
 NORMALISED = 0.05  # outside [0, 1] by more than this: normalised, not rounded
-
-
-class TensorSplit:
-    """A split of float images, not rounded to bytes."""
-
-    def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
-        self.x, self.labels = x, y
-        self.index = torch.arange(len(x)) if index is None else index
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def image(self, position: int) -> Image.Image:
-        pixels = (255 * self.x[position]).round().byte().permute(1, 2, 0).numpy()
-        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-
-    def batch(self, positions: Sequence[int]) -> Batch:
-        where = torch.as_tensor(positions, dtype=torch.long)
-        return Batch(self.index[where], self.x[where], self.labels[where])
-
-    def digest(self) -> str:
-        return sha256(self.x.numpy(), self.labels.numpy())
-
-    def subset(self, positions: Sequence[int]) -> TensorSplit:
-        where = torch.as_tensor(positions, dtype=torch.long)
-        return TensorSplit(self.x[where], self.labels[where], self.index[where])
 
 
 def as_data(
@@ -253,7 +228,8 @@ def _items(given: Dataset[Any], limit: int | None) -> tuple[Tensor, Tensor]:
 def _rows(given: DataLoader[Any], limit: int | None) -> tuple[Tensor, Tensor]:
     """Read a DataLoader of batches of images and labels."""
     pairs = ((image, label) for batch in given for image, label in zip(*_pair(batch), strict=False))
-    return _collected(itertools.islice(pairs, limit), limit)
+    own = len(given.dataset) if hasattr(given.dataset, "__len__") else limit
+    return _collected(itertools.islice(pairs, limit), own if limit is None or own is None else min(limit, own))
 
 
 def _collected(pairs: Iterable[Any], total: int | None) -> tuple[Tensor, Tensor]:
@@ -269,6 +245,10 @@ def _collected(pairs: Iterable[Any], total: int | None) -> tuple[Tensor, Tensor]
                     f"data: images must have one size, got {tuple(x[0].shape)} and {tuple(x[-1].shape)}; resize them "
                     "in the data set's transform"
                 )
+            if len(x) == 1 and total:
+                needed = COPIES * 4 * x[0].numel() * total
+                remedy = "limit= takes the first ones only, and `imagefolder` reads pictures as they are needed"
+                check_memory(needed, torch.device("cpu"), f"data: {total} images of {tuple(x[0].shape)}", remedy)
             advance()
     if not x:
         raise BastionError("data: there are no images")

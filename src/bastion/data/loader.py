@@ -70,7 +70,8 @@ class _Augmented(Dataset[Batch]):
         draw = torch.tensor([key.turn << 16 for key in keys]) + copy
         shift, patchwise = self.transform.shift(keys[0].epoch), self.transform.patchwise(keys[0].epoch)
         if shift and (stored := self.pool.pixels(positions)) is not None:
-            x = shift(stored, index, seed=rng.key("augment", self.seed), draw=draw).float() / 255
+            x = shift(stored, index, seed=rng.key("augment", self.seed), draw=draw)
+            x = x.float() / 255 if x.dtype == torch.uint8 else x
         else:
             x = self.one_by_one(keys, index)
         if patchwise:

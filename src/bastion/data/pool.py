@@ -11,7 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from bastion.data import datasets
-from bastion.data.arrays import ArraySplit
+from bastion.data.arrays import ArraySplit, TensorSplit
 from bastion.errors import BastionError
 from bastion.recipe import Extra
 from bastion.types import DataSet, Split
@@ -46,14 +46,17 @@ class Pool:
         return self.splits[which].image(position - self.starts[which])
 
     def pixels(self, positions: Tensor) -> Tensor | None:
-        """Return uint8 (B, C, H, W) if all splits are arrays of one size, else None."""
-        arrays = [split for split in self.splits if isinstance(split, ArraySplit)]
+        """Return uint8 (B, C, H, W), or floats in [0, 1] if a split has those; None unless all are of one size and in
+        memory."""
+        arrays = [split for split in self.splits if isinstance(split, ArraySplit | TensorSplit)]
         if len(arrays) < len(self.splits) or len({split.shape for split in arrays}) > 1:
             return None
-        pixels = torch.empty(len(positions), *arrays[0].shape, dtype=torch.uint8)
+        floats = any(isinstance(split, TensorSplit) for split in arrays)
+        pixels = torch.empty(len(positions), *arrays[0].shape, dtype=torch.float32 if floats else torch.uint8)
         for start, split in zip(self.starts, arrays, strict=False):
             inside = (start <= positions) & (positions < start + len(split))
-            pixels[inside] = split.pixels(positions[inside] - start)
+            own = split.pixels(positions[inside] - start)
+            pixels[inside] = own / 255 if floats and own.dtype == torch.uint8 else own
         return pixels
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,23 +18,27 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from bastion import forward, journal, rng
 from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
-from bastion.attacks.judge import is_adversarial, judge
-from bastion.data.given import ClassMap, images, labels
-from bastion.errors import BastionError, explain_unknown, shown
+from bastion.attacks.judge import Verdict, is_adversarial, judge
+from bastion.data.given import ClassMap, as_data, images, labels
+from bastion.errors import ELSEWHERE, BastionError, explain_unknown, shown
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
-from bastion.measuring.guards import warn_if_normalised_input_is_expected
+from bastion.measuring.guards import first_symptoms, warn_if_normalised_input_is_expected, warn_of
 from bastion.measuring.plan import BATCH_SIZE, Model, check_integers
 from bastion.measuring.runner import measure
+from bastion.measuring.sanity import FEWEST, SanityWarning, accuracy_warnings
+from bastion.measuring.sanity import warnings as sanity_warnings
 from bastion.models.load import as_module
+from bastion.probes.adversarial import fooling_members
 from bastion.progress import Advance, bar
 from bastion.recipe_yaml import read_spec, read_value
 from bastion.threat import Norm
-from bastion.types import Batch
+from bastion.types import Batch, DataSet
 
 # Passes on an image. Preparing a copy of a model takes some 40 of them, and may save a third of what follows.
 WORTH_PREPARING = 200
@@ -48,8 +52,9 @@ class AdversarialExamples:
 
     x: Tensor  # inside the threat's set
     success: Tensor  # bool: misclassified; clean mistakes count, at distance 0
-    distance: Tensor  # from the image, in the threat's norm
+    distance: Tensor  # from the image, in the threat's norm; infinite where the attack failed
     logits: Tensor  # of the model at x
+    fooled_by: Tensor  # the number of the ensemble's member that fooled it; -1: none did, or the attack is no ensemble
 
     def __repr__(self) -> str:
         return f"AdversarialExamples({int(self.success.sum())} of {len(self.success)} misclassified)"
@@ -57,8 +62,8 @@ class AdversarialExamples:
 
 def attack(
     model: Model,
-    x: Any,
-    y: Any,
+    x: Any = None,
+    y: Any = None,
     attack: Attacks = "autoattack",
     *,
     norm: Norm = "linf",
@@ -69,31 +74,50 @@ def attack(
 ) -> AdversarialExamples:
     """Attack images with pixels in [0, 1] inside a ball of radius `eps`, under linf 8/255 if none is given.
 
-    The results are checked on the model itself.
+    The results are checked on the model itself. Symptoms that a failure of the attack says nothing about robustness
+    are warned of (docs/sanity.md).
 
     The model takes pixels and gives logits: a module, which is run in eval mode, a function, or the name of a model.
+    Images and labels may also be one argument: `(x, y)`, a torch Dataset or a DataLoader.
     `attack` is a name (see `bastion list attacks`), which `settings` may follow: `"pgd", steps=20`; a dict such as
     `{"name": "pgd", "steps": 20}`, or an attack.
     """
     check_integers({"batch_size": batch_size}, least=1)
+    for name in settings:
+        if ELSEWHERE.get(name) in ("x", "y", "eps"):
+            raise BastionError(f"attack: unknown argument '{name}'; did you mean '{ELSEWHERE[name]}'?")
+    x, y = (x, y) if y is not None else _pair(x)
     given_on = x.device if isinstance(x, Tensor) else torch.device("cpu")
     network = as_module(model, given_on)
     batch = _batch(x, y, network)
     threat, chosen = Threat(norm, *radii(eps, norm)), _chosen(attack, settings)
     threat.check_bounds(batch.x.shape[1:])
     warn_if_normalised_input_is_expected(network, batch)
-    device, found = device_of(network), []
+    symptoms = first_symptoms(network, batch)
+    if chosen.eot > 1:
+        del symptoms["warning.stochastic"]  # the attack is for such models
+    device, found, verdicts = device_of(network), [], []
     count = len(batch.x)
     accelerated = accelerate(network)
     if 0 < count * chosen.passes(threat.norm) < WORTH_PREPARING:
         accelerated = Accelerated(network, enabled=False, batch_size=BATCH_SIZES[0])
-    with in_mode(network, training=False), rng.preserved(), bar("attacking", 1, unit="share") as advance:
+    with (
+        in_mode(network, training=False),
+        rng.preserved(),
+        bar("attacking", 1, unit="share") as advance,
+        journal.opened() as notes,
+    ):
         for start in range(0, count, batch_size):
             some = batch.select(torch.arange(start, min(start + batch_size, count))).to(device)
             rng.reseed("attack", seed, start)
             with journal.watched(partial(_show_progress, advance, start, len(some.x), count)):
-                found.append(_attacked(accelerated, some, chosen, threat, seed))
+                verdicts.append(judge(accelerated, some, chosen, threat, seed=seed))
+            found.append(_examples(accelerated, some, threat, verdicts[-1], notes))
             advance(done=(start + len(some.x)) / count)
+    clean, inside, fooled = (
+        torch.cat([getattr(each, name) for each in verdicts]) for name in ("clean", "inside", "fooled")
+    )
+    warn_of(_warnings([symptoms, notes.columns(batch.index, fooled, inside)], clean, batch.y, found[0].logits.shape[1]))
     names = [field.name for field in dataclasses.fields(AdversarialExamples)]
     return AdversarialExamples(*(torch.cat([getattr(each, name) for each in found]).to(given_on) for name in names))
 
@@ -110,13 +134,38 @@ def _show_progress(advance: Advance, start: int, images: int, count: int, share:
     advance(done=(start + share * images) / count, note=f"{survivors} of {images} survive")
 
 
-def _attacked(model: nn.Module, batch: Batch, chosen: Attack, threat: Threat, seed: int) -> AdversarialExamples:
-    verdict = judge(model, batch, chosen, threat, seed=seed)
+def _examples(
+    model: nn.Module, batch: Batch, threat: Threat, verdict: Verdict, notes: journal.Journal
+) -> AdversarialExamples:
     # Images outside the threat's set are not adversarial examples: return the clean image instead.
     x = torch.where(verdict.inside.view(-1, 1, 1, 1), verdict.x, batch.x)
     logits = predict(model, batch.at(x))
     success = is_adversarial(threat, batch.x, x, logits, batch.y)
-    return AdversarialExamples(x, success, threat.distance(batch.x, x), logits)
+    distance = torch.where(success, threat.distance(batch.x, x), torch.inf)
+    return AdversarialExamples(x, success, distance, logits, fooling_members(notes, batch.index, verdict.fooled))
+
+
+def _warnings(
+    symptoms: Sequence[Mapping[str, Tensor]], clean: Tensor, y: Tensor, classes: int
+) -> Iterator[SanityWarning]:
+    """Warnings of clean accuracy, of the first images, and of what the attack noted."""
+    if len(y) >= FEWEST:
+        found = accuracy_warnings("attack", clean.cpu().numpy(), y.numpy(), classes)
+        yield from (each for each in found if each.code == "at-chance")
+    for columns in symptoms:
+        yield from sanity_warnings({f"attack/{name}": column.cpu().numpy() for name, column in columns.items()})
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    """Return images and labels that were given as one."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    if isinstance(given, Dataset | DataLoader):
+        data = as_data(given)
+        assert isinstance(data, DataSet)
+        batch = data.test.batch(range(len(data.test)))
+        return batch.x, batch.y
+    raise BastionError("attack: give images and labels: bastion.attack(model, x, y, …)")
 
 
 def _batch(x: Any, y: Any, network: nn.Module) -> Batch:
@@ -190,12 +239,15 @@ def evaluate(
     """
     if isinstance(data, Tensor | np.ndarray):
         raise BastionError("evaluate: give images and labels together: evaluate(model, (x, y), …)")
-    chosen = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
-    suite = attack_suite(chosen, norm, radii(eps, norm), checks=checks)
+    suite = attack_suite(attack_list(attacks), norm, radii(eps, norm), checks=checks)
     with tempfile.TemporaryDirectory(prefix="bastion-") as folder:
         options: dict[str, Any] = {"limit": limit, "seed": seed, "workers": workers, "batch_size": batch_size}
         options |= {"keep": keep, "device": device, "class_map": class_map}
         return measure(model, data, suite, folder=Path(folder) / "run", **options).in_memory()
+
+
+def attack_list(given: Attacks | Sequence[Attacks]) -> list[Attacks]:
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
 
 def attack_suite(

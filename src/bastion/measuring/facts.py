@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from bastion import storage
-from bastion.errors import BastionError, printable
+from bastion.errors import BastionError, did_you_mean, printable
 from bastion.measuring import sanity, table
 from bastion.measuring.export import write_npz, write_pictures
 from bastion.measuring.find import slug
@@ -48,6 +48,16 @@ class Columns(Mapping[str, Column]):
 
     def __len__(self) -> int:
         return len(self._cases)
+
+
+class ByLabel(dict[str, Estimate]):
+    """Estimates by label; a label that is not there is an error that says which are."""
+
+    def __missing__(self, label: object) -> Estimate:
+        stored = str(label).replace("/", "∕")  # of attacks whose settings have fractions
+        if stored in self:
+            return self[stored]
+        raise BastionError(f"no accuracy '{label}'{did_you_mean(label, self)}")
 
 
 @dataclass(frozen=True)
@@ -104,8 +114,7 @@ class Facts:
             count = len(pictures["position"]) if "adversarial" in pictures else 0
             again = 'evaluate with keep="all"'
             if self.kept is None:
-                folder, option = ("", "") if count else (" in a new folder", "--run FOLDER ")
-                again = f'measure{folder} with keep="all" (on the command line {option}--keep all)'
+                again = 'measure with keep="all" (on the command line --keep all)'
             raise BastionError(
                 f"adversarial examples of '{label}' were kept of {count} of the {self.n} examples; {again}"
             )
@@ -182,12 +191,16 @@ class Facts:
         """Return (n,) bool: classified correctly under this probe."""
         return self.columns[f"{label}/{CORRECT}"]
 
+    def __getitem__(self, label: str) -> Estimate:
+        """Return the accuracy of a probe or an aggregate: `facts["pgd"]`."""
+        return ByLabel(self.numbers())[label]
+
     def accuracies(self) -> dict[str, Estimate]:
         """Return the accuracy of every probe with a column `correct`, and of the aggregates that are accuracies."""
         labels = [case.label for case in self.about.cases if case.kind == "probes" and CORRECT in case.columns]
         result = {label: self.estimate(self.correct(label)) for label in labels}
         shared = [name for name, each in self.about.aggregates.items() if each.is_accuracy]
-        return result | {name: self.aggregate(name) for name in shared}
+        return ByLabel(result | {name: self.aggregate(name) for name in shared})
 
     def errors(self) -> dict[str, Estimate]:
         """Return the other aggregates: weighted sums of error rates or flip rates, such as mCE and mFR."""

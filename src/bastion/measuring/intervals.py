@@ -18,6 +18,13 @@ class Estimate(NamedTuple):
     high: float
     n: int
 
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __format__(self, spec: str) -> str:
+        """Format the value alone: `f"{accuracy:.2%}"`."""
+        return format(self.value, spec) if spec else str(self)
+
 
 def wilson(successes: int, n: int, z: float = _Z95) -> Estimate:
     """Wilson's score interval of a proportion (1927): valid at 0 and 1, where the normal interval has no width."""

@@ -125,6 +125,7 @@ class Measurement(_Part):
     machine: dict[str, Any]
     model: str
     weights: str
+    source: str = ""  # of a network that a function in a file returns: `path.py:function`, resolved
     data: dict[str, str]  # name, split, fingerprint and digest of its images
     classes: tuple[str, ...]
     suite: str

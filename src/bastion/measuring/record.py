@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 from torch import nn
 
 from bastion.errors import BastionError
+from bastion.measuring.find import function_path
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
 from bastion.measuring.order import measured_positions
 from bastion.measuring.plan import Plan, suite_name
 from bastion.measuring.published import published
 from bastion.measuring.worker import Worker
 from bastion.models.complexity import parameters
+from bastion.models.load import is_function
 from bastion.registry import canonical
 from bastion.run import environment
 from bastion.suite import CORRECT, SHARES, Aggregate, Case, FactKind, Suite, written
@@ -30,11 +33,12 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         positions = examples if isinstance(built, Probe) else np.arange(worker.parts(case))
         cases.append(_case(worker, case, built, len(positions)))
         origins += [origin for origin in worker.store(case).origins(positions) if origin not in origins]
-    model, data = worker.model.given, worker.data(worker.cases[0])
+    model, data, given = worker.model.given, worker.data(worker.cases[0]), plan.request.model
     return Measurement(
         **environment(worker.job.seed),
         model=plan.name,
         weights=plan.identity.weights,
+        source=function_path(given) if isinstance(given, str | Path) and is_function(given) else "",
         parameters=parameters(model),
         category=getattr(model, "category", None) or "",
         blocks=_block_names(model),

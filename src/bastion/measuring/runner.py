@@ -41,6 +41,7 @@ from bastion.measuring.worker import Task, Worker
 from bastion.progress import bar, console
 from bastion.run import usable_cores
 from bastion.signals import stoppable
+from bastion.threat import Norm
 from bastion.types import Probe, Study
 
 NAME_LENGTH = 16  # of a suite, in a progress bar
@@ -49,7 +50,7 @@ NAME_LENGTH = 16  # of a suite, in a progress bar
 def measure(
     model: Model,
     data: Any = "cifar10-mini",
-    suite: SuiteLike = "demo",
+    suite: SuiteLike | None = None,
     *,
     changes: Mapping[str, Any] | Iterable[str] | str = (),
     split: str = "test",
@@ -64,6 +65,9 @@ def measure(
     acceleration: bool = True,
     device: str | None = None,
     class_map: ClassMap | None = None,
+    attacks: Any = (),
+    norm: Norm | None = None,
+    eps: Any = None,
 ) -> Facts:
     """Measure the first `limit` examples with a suite of probes and studies. What is stored is not measured again.
 
@@ -71,6 +75,8 @@ def measure(
     folders, `(x, y)`, a torch Dataset or a DataLoader; `keep` of how many examples adversarial ones are kept; "all"
     also makes those that were not kept before. `class_map` says which outputs of a model of more classes the labels
     are: `[281, 292]`, `{"cat": 281, "tiger": 292}` or "imagenet".
+
+    Instead of a suite, `demo` by default, `attacks` may be given with `norm` and `eps`, as of `bastion.evaluate`.
 
     A suite is one that is shipped, a file, what a file says (`{"probes": {"clean": "accuracy"}}`), or the name of one
     probe or study; `changes` are made on top, such as `eps=4/255`. `workers` None: one per GPU, or one per core. Facts
@@ -84,8 +90,9 @@ def measure(
 
     Under torchrun its processes share out the work, each on a device of its own.
     """
+    wanted = _wanted(suite, attacks, norm, eps)
     request = Request(
-        model, data, suite, changes, split, limit, seed, folder, batch_size, keep, acceleration, device, class_map
+        model, data, wanted, changes, split, limit, seed, folder, batch_size, keep, acceleration, device, class_map
     )
     check_integers({"workers": workers}, least=1)
     check_positive({"until": until, "budget": budget})
@@ -103,6 +110,19 @@ def measure(
             n = limits.count() if limits.is_set else len(plan.order)
             n = launched.agree("examples", n) if launched else n
             return _write(plan, n, seconds, changed=done > 0, merge=launched is None or launched.main)
+
+
+def _wanted(suite: SuiteLike | None, attacks: Any, norm: Norm | None, eps: Any) -> SuiteLike:
+    """Return the suite, or one of the attacks."""
+    from bastion.measuring.evaluate import attack_list, attack_suite, radii  # which imports this module
+
+    if chosen := attack_list(attacks):
+        if suite is not None:
+            raise BastionError("measure: attacks make a suite of their own; give them or suite=, not both")
+        return attack_suite(chosen, norm or "linf", radii(eps, norm or "linf"))
+    if norm is not None or eps is not None:
+        raise BastionError("measure: norm and eps go with attacks=; of a suite, changes={'eps': …} sets the eps")
+    return "demo" if suite is None else suite
 
 
 class Shard(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bastion.measuring.intervals import wilson
 from bastion.measuring.store import WARNING
 
 COLUMN = f"/{WARNING}"  # between the probe's label and the code in the name of a column
@@ -136,15 +137,16 @@ FEWEST = 20  # examples needed to judge clean accuracy
 def accuracy_warnings(
     label: str, right: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int
 ) -> list[SanityWarning]:
-    """Warn if all examples are of one class, or accuracy is no better than chance."""
+    """Warn if all examples are of one class, or if the interval of accuracy has that of guessing."""
     n, wrong = len(right), int(len(right) - np.count_nonzero(right))
     if len(np.unique(y)) == 1:
         meaning = f"All examples are of class {int(y[0])}, so accuracy says little: shuffle the data, or take more."
         return [SanityWarning("one-class", label, n, n, meaning)]
-    if n - wrong <= n / classes:
+    if wilson(n - wrong, n).low <= 1 / classes:
         meaning = (
-            f"They are wrong: clean accuracy is no better than guessing among {classes} classes. Does the model expect "
-            "normalised images (bastion.wrap(model, mean=…, std=…)), or its classes in another order (`class_map`)?"
+            f"They are wrong: clean accuracy may be no better than guessing among {classes} classes. Does the model "
+            "expect normalised images (bastion.wrap(model, mean=…, std=…)), or its classes in another order "
+            "(`class_map`)?"
         )
         return [SanityWarning("at-chance", label, wrong, n, meaning)]
     return []

@@ -211,8 +211,9 @@ class Worker:
         return [task for task in left if len(task.positions)]
 
     def _pictured(self, number: int) -> Column | None:
-        """Return the positions of stored pictures; None if there are none, as of a probe that makes none."""
-        return self._stores[number].stored([PICTURE + POSITION]).get(PICTURE + POSITION)
+        """Return the positions of stored pictures; None for a probe that seems to make none."""
+        nothing = np.zeros(0, np.int64) if getattr(self.built[number], "makes_pictures", False) else None
+        return self._stores[number].stored([PICTURE + POSITION]).get(PICTURE + POSITION, nothing)
 
     def right(self, task: Task) -> Column | None:
         """Return the stored column `correct` of a task, as the task itself returned it."""

@@ -60,14 +60,17 @@ def locate(name: str | Path) -> Path:
     )
 
 
-def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
+def load(name: str | Path, network: nn.Module | None = None, **options: Any) -> Classifier:
     """`bastion.load`: the classifier in eval mode.
 
     `name` is a run, a model folder, `zoo/NAME`, or a timm model with its weights: `timm/resnet18.a1_in1k`,
-    `hf-hub:timm/…`; `timm/resnet18:pretrained=false,num_classes=10` has random weights, and options as in a recipe.
+    `hf-hub:timm/…`; `timm/resnet18:pretrained=false,num_classes=10`, or these as keywords, has random weights, and
+    options as in a recipe.
     `path.py:function` is the network that a function in your own file returns.
     Weights of a network of your own, which `bastion.train` stored, go into `network`.
     """
+    if options and timm_model_name(name) is None:
+        raise BastionError(f"load: {next(iter(options))}= is for timm's models; {name} has all in its files")
     if is_function(name):
         return _returned(*str(name).rsplit(":", 1))
     if (timm_name := timm_model_name(name)) is None:
@@ -75,7 +78,7 @@ def load(name: str | Path, network: nn.Module | None = None) -> Classifier:
     from bastion.models.timm import pretrained, untrained
 
     hub = "hf-hub:" if timm_name.startswith("hf-hub:") else ""
-    options = read_spec(timm_name.removeprefix(hub))
+    options = read_spec(timm_name.removeprefix(hub)) | options
     plain, trained = hub + options.pop("name"), options.pop("pretrained", True)
     if not isinstance(trained, bool):
         raise BastionError(f"{name}: pretrained: expected true or false, got {trained!r}")
@@ -128,12 +131,4 @@ def _returned(file: str, function: str) -> Classifier:
         raise BastionError(f"{file}:{function}: must return a torch.nn.Module, got {type(network).__name__}")
     if isinstance(network, Classifier):
         return network.eval()
-    return _wrapped(network.eval())
-
-
-def _wrapped(network: nn.Module) -> Classifier:
-    """For colour pictures, if it takes them, else for grey ones."""
-    try:
-        return wrap(network, mean=(0.0,) * 3, std=(1.0,) * 3)
-    except BastionError:
-        return wrap(network, mean=(0.0,), std=(1.0,))
+    return wrap(network.eval(), "none")

@@ -199,7 +199,10 @@ def _with_config(
 ) -> Classifier:
     """Wrapped with the normalisation in timm's config."""
     config: Any = network.pretrained_cfg
-    model = wrap(network.eval(), mean=config["mean"], std=config["std"], shape=shape)
+    mean, std = config["mean"], config["std"]
+    if shape and shape[0] != len(mean):  # such as grey images
+        mean, std = ((sum(each) / len(each),) * shape[0] for each in (mean, std))
+    model = wrap(network.eval(), mean=mean, std=std, shape=shape)
     model.spec = {"name": f"timm/{config['architecture']}", "num_classes": model.num_classes, **(options or {})}
     return model
 

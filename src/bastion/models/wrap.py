@@ -6,6 +6,7 @@ model = bastion.wrap(network, mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,16 @@ from bastion.forward import device_of, in_mode, known_mistake
 from bastion.models.classifier import Backbone, Blocks, Classifier
 from bastion.models.normalisations import NORMALISATIONS
 
+ANY_CHANNELS = ("none", "half")  # normalisations that are the same in every channel
 SIZES = (32, 224, 28, 64, 96, 160, 256, 299, 384)  # image sizes tried in turn if the network does not declare one
 
 
 def wrap(
     module: nn.Module,
+    normalize: str | None = None,
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    normalize: str | None = None,
     shape: tuple[int, int, int] | None = None,
     blocks: Sequence[str] = (),
 ) -> Classifier:
@@ -36,7 +38,10 @@ def wrap(
     """
     means, stds = _stats(mean, std, normalize)
     _check_stats(module, means)
-    found = shape or _shape(module, len(means))
+    channels = (3, 1) if normalize in ANY_CHANNELS else (len(means),)
+    found = shape or _shape(module, channels)
+    if normalize in ANY_CHANNELS:
+        means, stds = means[:1] * found[0], stds[:1] * found[0]
     try:
         outputs = _run(module, found)
     except _WrongPrecision:
@@ -88,15 +93,15 @@ def normalises(module: nn.Module) -> bool:
     return any(bool((each.mean != 0).any() or (each.std != 1).any()) for each in own)
 
 
-def _shape(module: nn.Module, channels: int) -> tuple[int, int, int]:
+def _shape(module: nn.Module, channels: Sequence[int]) -> tuple[int, int, int]:
     """The input size in timm's configuration of the network; else the first of `SIZES` that it runs on."""
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None) or {}
     if size := config.get("input_size"):
         return (int(size[0]), int(size[1]), int(size[2]))
-    for side in SIZES:
+    for count, side in itertools.product(channels, SIZES):
         try:
-            _run(module, (channels, side, side))
-            return channels, side, side
+            _run(module, (count, side, side))
+            return count, side, side
         except _WrongPrecision:
             raise
         except Exception:  # a user's network may raise anything on images of another size

@@ -28,6 +28,7 @@ class Adversarial(Probe):
     attack: Attack  # that looks for them
 
     role = "attack"
+    makes_pictures = True
     facts: ClassVar[Mapping[str, str | Fact]] = {
         "correct": "right on the clean image, and not fooled by the attack",
         "in_budget": "the attack returned an image of the threat's set",
@@ -53,7 +54,7 @@ class Adversarial(Probe):
             "distance": torch.where(verdict.fooled, distance, torch.nan).float(),
             "prediction": verdict.prediction,
             "before": verdict.before,
-            "fooled_by": _members(notes, batch.index, verdict.fooled),
+            "fooled_by": fooling_members(notes, batch.index, verdict.fooled),
             **notes.columns(batch.index, verdict.fooled, verdict.inside),
             "clean": batch.x,
             "adversarial": verdict.x,
@@ -66,6 +67,7 @@ def describe_attack(attack: Attack, threat: Threat) -> Description:
     return Description(threat, members, attack.revisions(threat.norm), attack.passes(threat.norm))
 
 
-def _members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:
+def fooling_members(notes: journal.Journal, index: Tensor, fooled: Tensor) -> Tensor:
+    """Return the number of the ensemble's member that fooled each of these examples, -1 if none did."""
     numbers = torch.tensor([notes.fooled_by.get(each, -1) for each in index.tolist()])
     return torch.where(fooled.cpu(), numbers, -1)

@@ -33,6 +33,7 @@ class Distortion(Probe):
     attack: Attack = field(default_factory=Minimal)
 
     role = "attack"
+    makes_pictures = True
     facts: ClassVar[Mapping[str, str | Fact]] = {
         "distance": Fact(
             "to the nearest adversarial example found: 0 for misclassified clean images, inf if none was found",

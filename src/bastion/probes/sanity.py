@@ -6,7 +6,7 @@ means, and how many examples make a warning, is in `measuring/sanity.py`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,39 +75,16 @@ class Sanity(Probe):
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         model, batch = check_batch(model, batch, "sanity")
-        x, inside = batch.x.clone().requires_grad_(), GradientsInside()
-        with torch.enable_grad():
-            with inside:
-                logits = forward.logits(model, x)
-            no_ce, slope = is_stuck(input_slope(ce, logits, batch.y, x)), input_slope(margin, logits, batch.y, x)
-        no_margin = is_stuck(slope)
-        logits, grain = logits.detach(), torch.finfo(logits.dtype).eps
-        finite = logits.isfinite().all(1)
-        right = finite & ~misclassified(logits, batch.y)
-        random = self._random(model, batch.x, logits)
-        dependent = batch_dependent(model, batch.x, logits) & ~random
+        symptoms, logits, slope = observe(model, batch, self.forwards)
+        right = logits.isfinite().all(1) & ~misclassified(logits, batch.y)
+        random, dependent = symptoms["stochastic"], symptoms["batch-dependent"]
         mismatch = self._mismatch(model, batch, slope, seed) | self._unexplained(model, batch, slope, logits, seed)
-        symptoms = {
-            "input-range": too_dark(batch.x),
-            "nan": ~finite,
-            "probabilities": probabilities(logits, grain),
-            "training-mode": torch.full_like(right, any(module.training for module in model.modules())),
-            "stochastic": random,
-            "batch-dependent": dependent,
-            "dynamic": torch.full_like(right, inside.found),
-            "zero-gradient": right & no_margin,
-            "saturated-ce": right & no_ce & ~no_margin,
-            "gradient-mismatch": mismatch & right & ~(no_margin | random | dependent),
+        symptoms |= {
+            "gradient-mismatch": mismatch & right & ~(is_stuck(slope) | random | dependent),
             # On a randomised model an attack succeeds or fails by chance.
             **self._compare_attacks(model, batch, right & ~random, seed),
         }
         return {f"warning.{code}": column for code, column in symptoms.items()}
-
-    def _random(self, model: nn.Module, x: Tensor, logits: Tensor) -> Tensor:
-        """(B,) bool: further forward passes give other logits."""
-        with torch.no_grad():
-            changed = [differs(logits, forward.logits(model, x)) for _ in range(self.forwards - 1)]
-        return torch.stack(changed).any(0)
 
     def _mismatch(self, model: nn.Module, batch: Batch, slope: Tensor, seed: int) -> Tensor:
         """(B,) bool: the gradient of the margin is not that of its neighbourhood.
@@ -166,6 +143,38 @@ class Sanity(Probe):
             "search-beats-gradient": search & missed,
             "unbounded-survives": survivors & ~unbounded,
         }
+
+
+class Observed(NamedTuple):
+    symptoms: dict[str, Tensor]  # (B,) bool, by code
+    logits: Tensor
+    slope: Tensor  # gradient of the margin
+
+
+def observe(model: nn.Module, batch: Batch, forwards: int) -> Observed:
+    """Find the symptoms that show without an attack; `forwards` passes on the images must agree."""
+    x, inside = batch.x.clone().requires_grad_(), GradientsInside()
+    with torch.enable_grad():
+        with inside:
+            logits = forward.logits(model, x)
+        no_ce, slope = is_stuck(input_slope(ce, logits, batch.y, x)), input_slope(margin, logits, batch.y, x)
+    no_margin, logits = is_stuck(slope), logits.detach()
+    finite = logits.isfinite().all(1)
+    right = finite & ~misclassified(logits, batch.y)
+    with torch.no_grad():
+        random = torch.stack([differs(logits, forward.logits(model, batch.x)) for _ in range(forwards - 1)]).any(0)
+    symptoms = {
+        "input-range": too_dark(batch.x),
+        "nan": ~finite,
+        "probabilities": probabilities(logits, torch.finfo(logits.dtype).eps),
+        "training-mode": torch.full_like(right, any(module.training for module in model.modules())),
+        "stochastic": random,
+        "batch-dependent": batch_dependent(model, batch.x, logits) & ~random,
+        "dynamic": torch.full_like(right, inside.found),
+        "zero-gradient": right & no_margin,
+        "saturated-ce": right & no_ce & ~no_margin,
+    }
+    return Observed(symptoms, logits, slope)
 
 
 def fooled_by(attack: Attack, model: nn.Module, batch: Batch, which: Tensor, threat: Threat, *, seed: int) -> Tensor:

@@ -35,6 +35,7 @@ class Transfer(Probe):
     identity: str = field(init=False, default="")  # of the source, which facts depend on
 
     role = "attack"
+    makes_pictures = True
     facts: ClassVar[Mapping[str, str | Fact]] = {
         "correct": "right on the clean image and on what the attack made for the source",
         "in_budget": "the attack returned an image of the threat's set",

@@ -35,17 +35,18 @@ def leaderboard(
     pair: str | None = None,
     published: str | Path | None = None,
 ) -> tuple[list[Board], list[str]]:
-    """Write the page about all models below `folder`. Returns its boards, and the problems of runs left out.
+    """Write the page about all models below `folder`. Returns its boards, and what was left out.
 
     `published` is a folder of RobustBench's JSON files, whose models are added and marked. `over` plots numbers over a
     setting of the recipe, such as `optimizer.l1`, of runs that differ in nothing else; `pair` plots models in pairs
     whose names differ by this word only.
     """
     boards, problems = read_boards(Path(folder))
+    unread = len(problems)
     if published is not None:
-        boards, unread = with_published(boards, Path(published))
-        problems += unread
-    page = render(boards, Path(output), len(problems), over=over, pair=pair)
+        boards, left_out = with_published(boards, Path(published))
+        problems += left_out
+    page = render(boards, Path(output), unread, over=over, pair=pair)
     storage.write_text(Path(output), printable(page))
     return boards, problems
 

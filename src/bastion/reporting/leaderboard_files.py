@@ -13,7 +13,14 @@ from typing import Any
 from bastion import storage
 from bastion.errors import BastionError
 from bastion.reporting.boards import Board, Entry, LeaderboardColumn, cell
-from bastion.reporting.published_rows import DATA, NORMS, has_all_classes, robustbench_name, same_radius
+from bastion.reporting.published_rows import (
+    CORRUPTIONS,
+    DATA,
+    NORMS,
+    has_all_classes,
+    robustbench_name,
+    same_radius,
+)
 from bastion.suite import written
 
 _UNKNOWN = ("link", "name", "authors", "additional_data", "number_forward_passes", "dataset", "venue", "architecture",
@@ -92,7 +99,7 @@ def _robustbench_columns(board: Board, entry: Entry) -> dict[str, LeaderboardCol
         if attacked := [column for column in columns if column.is_autoattack and column.norms == (norm,)]:
             found[threat] = min(attacked, key=order)
     if corrupted := [column for column in columns if column.is_published_corruptions]:
-        found["corruptions"] = min(corrupted, key=order)
+        found[CORRUPTIONS] = min(corrupted, key=order)
     return found
 
 
@@ -120,6 +127,7 @@ def _model_info(board: Board, entry: Entry, column: LeaderboardColumn) -> dict[s
         "autoattack_acc" if column.is_autoattack else "corruptions_acc": percent(number.value),
         "footnote": f"{footnote} RobustBench lists eps {written(listed)}." if other else footnote,
         "unreliable": bool(entry.doubts),
+        "n": number.n,
     }
 
 

@@ -15,6 +15,7 @@ from bastion.recipe_yaml import read_value
 from bastion.reporting.boards import Board, Entry, LeaderboardColumn, ranked
 
 NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
+CORRUPTIONS = "corruptions"
 
 
 class Listed(NamedTuple):
@@ -34,11 +35,12 @@ DATA = {
 
 
 def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], list[str]]:
-    """Add the models of `folder/DATA/Linf/MODEL.json` and so on to the boards; also return what could not be read.
+    """Add the models of `folder/DATA/Linf/MODEL.json` and so on to the boards; also return what was left out.
 
-    A model is added to the boards of its data set that have AutoAttack with its norm and radius, and is marked.
+    A model is added, and marked, to the boards of its data set that have AutoAttack with its norm and radius, or the
+    mean over the published corruptions.
     """
-    files = sorted(path for norm in NORMS for path in folder.glob(f"**/{norm}/*.json"))
+    files = sorted(path for threat in (*NORMS, CORRUPTIONS) for path in folder.glob(f"**/{threat}/*.json"))
     if not files:
         raise BastionError(f"published: no file {folder}/DATA/Linf/MODEL.json, as RobustBench's folder model_info has")
     infos, problems = [], []
@@ -47,7 +49,14 @@ def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], 
             infos.append(_Info(path))
         except (OSError, ValueError, TypeError, AttributeError, BastionError) as error:
             problems.append(f"{path}: not a JSON file of RobustBench ({error})")
-    return [ranked(replace(board, entries=[*board.entries, *_entries(board, infos)])) for board in boards], problems
+    added = [list(_entries(board, infos)) for board in boards]
+    matched = {info.path for entries in added for info, _ in entries}
+    if len(matched) < len(infos):
+        problems.append(
+            f"{len(infos) - len(matched)} of {len(files)} files of {folder} match no column (other eps, norm or data)"
+        )
+    together = [[*board.entries, *(entry for _, entry in own)] for board, own in zip(boards, added, strict=True)]
+    return [ranked(replace(board, entries=each)) for board, each in zip(boards, together, strict=True)], problems
 
 
 class _Info:
@@ -55,14 +64,25 @@ class _Info:
 
     def __init__(self, path: Path) -> None:
         content: dict[str, Any] = json.loads(path.read_text())
-        self.path, self.norm = path, NORMS[path.parent.name]
+        self.path, self.norm = path, NORMS.get(path.parent.name)  # None: corruptions
         self.dataset = str(content.get("dataset") or path.parent.parent.name)
-        self.eps = float(read_value(str(content.get("eps")), "eps"))
-        self.clean, self.robust = (float(content.get(key) or "nan") / 100 for key in ("clean_acc", "autoattack_acc"))
+        self.eps = None if self.norm is None else float(read_value(str(content.get("eps")), "eps"))
+        self.n = content.get("n")  # in bastion's own files
+        if self.n is not None and (type(self.n) is not int or self.n < 1):
+            raise BastionError(f"n: expected a number of images, got {self.n!r}")
+        # Of AutoAttack and an external evaluation the lower accuracy counts, as in RobustBench's tables.
+        fields = ("corruptions_acc",) if self.norm is None else ("autoattack_acc", "external")
+        self.clean = _fraction(content.get("clean_acc"))
+        self.robust = min((_fraction(content[key]) for key in fields if content.get(key)), default=math.nan)
         self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
 
+    def matches(self, column: LeaderboardColumn) -> bool:
+        if self.norm is None:
+            return column.is_published_corruptions
+        return column.is_autoattack and column.norms == (self.norm,) and same_radius(column.eps, self.eps)
+
     def entry(self, clean: Sequence[LeaderboardColumn], attacked: LeaderboardColumn) -> Entry:
-        n = DATA[self.dataset].n
+        n = self.n or DATA[self.dataset].n
         numbers = {attacked.key: _estimate(self.robust, n)} | {each.key: _estimate(self.clean, n) for each in clean[:1]}
         return Entry(
             model=f"{self.path.stem} (published)",
@@ -79,17 +99,19 @@ def _estimate(share: float, n: int) -> Estimate:
     return wilson(round(share * n), n) if math.isfinite(share) else Estimate(share, share, share, n)
 
 
-def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[Entry]:
+def _fraction(percent: Any) -> float:
+    return float(percent or "nan") / 100
+
+
+def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[tuple[_Info, Entry]]:
     for info in infos:
         if board.data["split"] != "test" or info.dataset not in DATA or robustbench_name(board) != info.dataset:
             continue
         if not has_all_classes(board):
             continue
-        for column in board.columns_of("attack"):
-            same = column.norms == (info.norm,) and same_radius(column.eps, info.eps)
-            if column.is_autoattack and same and math.isfinite(info.robust):
-                yield info.entry(board.columns_of("clean"), column)
-                break
+        column = next(filter(info.matches, board.columns), None)
+        if column is not None and math.isfinite(info.robust):
+            yield info, info.entry(board.columns_of("clean"), column)
 
 
 def robustbench_name(board: Board) -> str:

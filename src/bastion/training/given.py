@@ -49,7 +49,7 @@ def recipe_for(
     objective: Objective | Name | None,
     epochs: int | None,
 ) -> tuple[Recipe, Given]:
-    """The recipe with these in place of its own; without one, of bastion's defaults."""
+    """The recipe with these in place of its own; without one, bastion's defaults, but images are not augmented."""
     if isinstance(recipe, nn.Module):
         raise BastionError("train: give a network as model=…, with data=…")
     parts = {"model": model, "data": data, "objective": objective, "epochs": epochs}
@@ -77,6 +77,8 @@ def recipe_for(
         said["objective"] = objective or "standard"
     if epochs is not None:
         said["schedule"] = {"epochs": epochs}
+    if recipe is None:
+        said["augment"] = {"crop": "none", "hflip": 0}
     if recipe is None and isinstance(own_data, DataSet):
         said["batch"] = min(Recipe.model_fields["batch"].default, max(len(own_data.train), 1))
     given = Given(own_model, own_data if isinstance(own_data, DataSet) else None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -30,20 +31,33 @@ class Brightness(nn.Module):
         return torch.stack([-brightness, brightness], 1)
 
 
+class Scripted(nn.Module):
+    """Of 32 images with labels 0, 1, 0, 1, … the first ones are right if they are normalised, the last ones if not."""
+
+    def __init__(self, gained: int, lost: int) -> None:
+        super().__init__()
+        self.gained, self.lost = gained, lost
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(len(x))
+        right = place < self.gained if x.min() < 0 else place >= len(x) - self.lost
+        return torch.eye(2)[(place + ~right) % 2]
+
+
 @pytest.fixture
 def images() -> tuple[Tensor, Tensor]:
-    y = torch.arange(16) % 2
-    return 0.3 + 0.3 * y.view(-1, 1, 1, 1).expand(16, 3, 8, 8).clone(), y
+    y = torch.arange(32) % 2
+    return 0.3 + 0.3 * y.view(-1, 1, 1, 1).expand(32, 3, 8, 8).clone(), y
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_network_that_expects_normalised_images_is_told(images: tuple[Tensor, Tensor], wrapped: bool) -> None:
     """Also one in a Classifier that does not normalise, as `path.py:function` makes of a network."""
-    batch, network = Batch(torch.arange(16), *images), Brightness(0.0)
+    batch, network = Batch(torch.arange(32), *images), Brightness(0.0)
     given = bastion.wrap(network, normalize="none", shape=(3, 8, 8)) if wrapped else network
-    with pytest.warns(UserWarning, match="gets 8 right, and 16 if they are normalised.*normalize=.cifar10."):
+    with pytest.warns(UserWarning, match="gets 16 right, and 32 if they are normalised.*normalize=.cifar10."):
         warn_if_normalised_input_is_expected(given, batch)
-    with pytest.warns(UserWarning, match="gets 8 right, and 16 if they are normalised"):
+    with pytest.warns(match="at-chance"), pytest.warns(match="gets 16 right, and 32 if they are normalised"):
         bastion.attack(given, *images, "fgsm", eps=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -52,11 +66,36 @@ def test_a_network_that_expects_normalised_images_is_told(images: tuple[Tensor, 
 
 
 @pytest.mark.parametrize(
+    ("gained", "lost", "n", "told"), [(16, 1, 32, 1), (13, 3, 32, 0), (13, 3, 64, 1), (9, 9, 64, 0)]
+)
+def test_normalised_images_may_be_expected_although_some_are_lost(gained: int, lost: int, n: int, told: int) -> None:
+    """McNemar's exact test decides: p = 0.02 for 13 to 3, which more images make sure."""
+    batch = Batch(torch.arange(n), torch.full((n, 3, 8, 8), 0.3), torch.arange(n) % 2)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_if_normalised_input_is_expected(Scripted(gained, lost), batch)
+    assert len(found) == told
+
+
+@pytest.mark.parametrize("classes", [1000, 10])
+def test_a_network_of_timm_that_is_not_wrapped_is_told(classes: int) -> None:
+    """If its classes are timm's: one with other classes may have been trained on any images."""
+    network = timm.create_model("resnet10t", num_classes=classes)
+    images = Batch(torch.arange(4), torch.rand(4, 3, 64, 64), torch.arange(4))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_if_normalised_input_is_expected(network, images)
+        warn_if_normalised_input_is_expected(bastion.wrap(network, normalize="imagenet"), images)
+    expected = "timm's ResNet expects normalised images. Use bastion.wrap(network, normalize='imagenet')"
+    assert [str(each.message).partition(", which")[0] for each in told] == [expected] * (classes == 1000)
+
+
+@pytest.mark.parametrize(
     ("right", "labels", "code"),
-    [(2, 10, "at-chance"), (3, 10, None), (20, 1, "one-class"), (0, 1, "one-class")],
+    [(2, 10, "at-chance"), (4, 10, "at-chance"), (6, 10, None), (20, 1, "one-class"), (0, 1, "one-class")],
 )
 def test_accuracies_that_say_nothing_are_doubted(right: int, labels: int, code: str | None) -> None:
-    """Of 20 examples in ten classes two are right by chance."""
+    """Of 20 examples in ten classes two are right by chance, and four may be: 1/10 is in the interval."""
     found = accuracy_warnings("clean", np.arange(20) < right, np.arange(20) % labels, 10)
     assert [each.code for each in found] == ([code] if code else [])
 

@@ -700,11 +700,12 @@ def test_pictures_know_their_examples(ask: Any, tiny_data: DataSet) -> None:
     assert np.array_equal(pictures["clean"], tiny_data.test.batch(pictures["position"].tolist()).x.numpy())
 
 
+@pytest.mark.parametrize("first", [4, 0])
 def test_all_pictures_asked_for_later_are_made_once_and_change_no_fact(
-    ask: Any, tiny_model: Classifier, monkeypatch: pytest.MonkeyPatch
+    first: int, ask: Any, tiny_model: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = ask(keep=4)
-    with pytest.raises(BastionError, match=r"were kept of 4 of the 40 examples; measure with keep=\"all\""):
+    before = ask(keep=first)
+    with pytest.raises(BastionError, match=rf"were kept of {first} of the 40 examples; measure with keep=\"all\""):
         before.adversarial("pgd")
     facts = {name: before.columns[name] for name in before.columns}
     after = ask(keep="all")

@@ -396,6 +396,7 @@ def test_robustbench_files_have_its_fields_and_keep_what_people_wrote(tmp_path: 
         "autoattack_acc": "45.00",
         "footnote": "Measured on 500 images of the test split.",
         "unreliable": True,
+        "n": 500,
     }
     linf.write_text(json.dumps(json.loads(linf.read_text()) | {"authors": "A. Author", "clean_acc": "1"}))
     write_robustbench(boards, tmp_path / "info")
@@ -424,11 +425,37 @@ def test_published_models_stand_beside_measured_ones(tmp_path: Path) -> None:
     }
     assert list(numbers(board)) == ["Better2024 (published)", "mine", "Flagged2020 (published)"]
     assert board.entries[0].n == 10_000 and [bool(entry.doubts) for entry in board.entries] == [False, False, True]
-    assert len(problems) == 1 and "broken.json: not a JSON file of RobustBench" in problems[0]
+    unread, unmatched = problems
+    assert "broken.json: not a JSON file of RobustBench" in unread
+    assert unmatched == f"2 of 5 files of {tmp_path / 'info'} match no column (other eps, norm or data)"
     assert "Better2024 (published)" in page.read_text()
     assert [path.stem for path in write_robustbench([board], tmp_path / "written")] == ["mine"]
     with pytest.raises(BastionError, match="published: no file"):
         leaderboard(tmp_path / "runs", page, published=tmp_path / "runs")
+
+
+def test_of_published_numbers_the_lower_counts_on_as_many_images_as_the_file_says(tmp_path: Path) -> None:
+    """An external evaluation may be lower than AutoAttack; bastion's own files say on how many images they are."""
+    summarize(make_run(tmp_path / "runs" / "mine"), 0.8, {"autoattack linf": 0.4})
+    said = {"dataset": "cifar10", "eps": "8/255", "clean_acc": "90.00", "autoattack_acc": "60.00"}
+    for name, change in {"Adaptive": {"external": "50.00"}, "Weaker": {"external": "70.00"}, "Few": {"n": 50}}.items():
+        storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / f"{name}.json", json.dumps(said | change))
+    storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "None.json", json.dumps(said | {"n": "many"}))
+    ((board,), problems) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
+    key = next(column.key for column in board.columns if column.is_autoattack)
+    found = {entry.model.split()[0]: entry.numbers[key] for entry in board.entries if entry.published}
+    assert found == {"Adaptive": wilson(5000, 10_000), "Weaker": wilson(6000, 10_000), "Few": wilson(30, 50)}
+    assert len(problems) == 1 and "None.json: not a JSON file of RobustBench (n: expected a number" in problems[0]
+
+
+def test_corruption_files_are_read_as_they_are_written(tmp_path: Path) -> None:
+    measured_corruptions(make_run(tmp_path / "runs" / "mine"), "cifar10-c", "cifar10-c")
+    write_robustbench(read_boards(tmp_path / "runs")[0], tmp_path / "info")
+    ((board,), problems) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
+    mine, theirs = sorted(board.entries, key=lambda entry: entry.published)
+    key = next(column.key for column in board.columns if column.is_published_corruptions)
+    assert (theirs.model, theirs.numbers[key].value, theirs.numbers[key].n) == ("mine (published)", 0.55, 1000)
+    assert mine.numbers[key].value == 0.55 and not problems
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
