@@ -134,6 +134,36 @@ def test_growth_without_singular_values_has_no_bounds(tmp_path: Path) -> None:
     assert "With the probe jacobian in the suite" in drawn(facts)["growth: growth of perturbations, ℓ2 ≤ 0.5"].caption
 
 
+def test_a_bound_that_lacks_a_block_is_none(tmp_path: Path) -> None:
+    """The second block changes the shape, and its σ as a whole was not measured."""
+    branch = columns()["branch"].copy()
+    branch[:, 1] = np.nan
+    said = cases(branch=branch)
+    for name in ("block", "block_residual"):
+        del said["sigma"]["columns"][name]
+    facts = measure_cases(create_run(tmp_path / "run", 0), said)
+    assert growth(facts, facts.case("growth")).product is None
+    figure = drawn(facts)["growth: growth of perturbations, ℓ2 ≤ 0.5"]
+    assert "its parts branch and block" in figure.caption
+    assert figure.table is not None and "images above" not in figure.table.columns
+
+
+def test_the_bound_of_an_image_that_is_not_finite_is_left_blank(tmp_path: Path) -> None:
+    branch = columns()["branch"].copy()
+    branch[1] = np.nan
+    facts = measure_cases(create_run(tmp_path / "run", 0), cases(branch=branch, block=branch))
+    table = drawn(facts)["growth: growth of perturbations, ℓ2 ≤ 0.5"].table
+    assert table is not None and table.rows[0][1][-4:] == ["× –", "× –", "–", "–"]
+
+
+def test_a_singular_value_that_is_not_finite_has_no_rank(tmp_path: Path) -> None:
+    exponent = columns()["exponent"].copy()
+    exponent[3] = np.nan  # the only one that is not 4
+    facts = measure_cases(create_run(tmp_path / "run", 0), cases(exponent=exponent))
+    table = drawn(facts)["sigma: singular values and smallest distances"].table
+    assert table is not None and table.rows[0][1][0] == "–"
+
+
 def test_measuring_prints_means_of_analyses(made: Facts) -> None:
     values = SIGMA.max(1)[:4] + 1
     (line,) = [line for line in made.table().splitlines() if line.startswith("sigma: table_1")]

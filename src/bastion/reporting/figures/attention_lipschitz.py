@@ -37,7 +37,7 @@ def attention_lipschitz(comparison: Comparison, cases: Sequence[MeasuredCase], k
 
 
 def _attending(comparison: Comparison, case: MeasuredCase) -> list[Row]:
-    """Rows of models that have self-attention between tokens."""
+    """Rows of models that have self-attention of a known form."""
     return [row for row in comparison.rows if _attends(row, case)]
 
 
@@ -85,7 +85,7 @@ def _by_scale(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
 
 def _cells(row: Row, case: MeasuredCase) -> list[str]:
     if not _attends(row, case):
-        return ["no token attention", *["–"] * (len(COLUMNS) - 1)]
+        return ["no attention of a known form", *["–"] * (len(COLUMNS) - 1)]
     measured, own, every = (
         _fact(row, case, "measured").max(1),
         _fact(row, case, "reached_bound"),
