@@ -20,10 +20,11 @@ CAPTION = (
     "and the upper bound of its Lipschitz constant (dashed): left for all tokens that its LayerNorm can give, so for "
     "every image; right for tokens no longer than those of the images, multiplied by the scale, medians over the "
     "blocks. The bound grows as the square of the tokens' length: without a bound on tokens, attention has no "
-    "Lipschitz constant."
+    "Lipschitz constant; nor has it one for every image where no LayerNorm stands directly before it. The residual "
+    "bounds the error of every measured value, as a share of it."
 )
 
-COLUMNS = ["largest measured", "bound for tokens as long", "bound for every image", "bound / measured"]
+COLUMNS = ["largest measured", "residual", "bound for tokens as long", "bound for every image", "bound / measured"]
 
 
 @figures.register("attention-lipschitz")
@@ -93,6 +94,7 @@ def _cells(row: Row, case: MeasuredCase) -> list[str]:
     )
     return [
         quantity(float(measured.max())),
+        f"{_fact(row, case, 'residual').max():.0e}",
         _range(own),
         _range(every),
         f"× {quantity(float(np.median(own / measured)))}",
@@ -102,4 +104,4 @@ def _cells(row: Row, case: MeasuredCase) -> list[str]:
 def _range(values: Column) -> str:
     """Over the blocks."""
     low, high = float(values.min()), float(values.max())
-    return quantity(low) if low == high else f"{quantity(low)} to {quantity(high)}"
+    return f"{quantity(low)} to {quantity(high)}" if low < high else quantity(low)
