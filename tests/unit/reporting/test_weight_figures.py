@@ -67,12 +67,22 @@ def test_tables_say_what_was_stored(measured: Facts) -> None:
     sharp = found["Sharpness"].table
     assert sharp is not None
     assert sharp.rows[0][1][0] == f"{facts['sharp']['loss'][0]:.4g}"
+    assert sharp.rows[0][1][3].endswith(f" ± {facts['sharp']['lowest_residual'][0]:.1g}")
     norms = found["Norms of the weights"].table
     assert norms is not None and norms.rows[0][1][-1] == "–"  # no attention, so no term
     around = found["Rise of the loss (around)"].table
     assert around is not None
     assert [name for name, _ in around.rows] == ["run, clean", "run, adversarial"]
     assert around.rows[0][1][0] == f"{facts['around']['clean'][1, 1]:.4g}"
+
+
+def test_sharpness_without_a_residual_of_the_smallest_eigenvalue_is_shown(tmp_path: Path) -> None:
+    """Facts from before it was stored."""
+    scalars = dict.fromkeys(("loss", "rise", "top", "lowest", "trace", "trace_error"), np.array([0.5]))
+    columns = scalars | {"eigenvalues": np.array([[0.5, 0.25]]), "residuals": np.array([[1e-3, 1e-3]])}
+    case = {"kind": "studies", "role": "analysis", "spec": {"name": "sharpness"}, "columns": columns}
+    table = drawn(measure_cases(create_run(tmp_path / "run", 0), {"sharp": case}, n=1))["Sharpness"].table
+    assert table is not None and table.rows[0][1] == ["0.5", "0.5", "0.5 ± 0.001", "0.5", "0.5 ± 0.5"]
 
 
 def test_kinds_are_those_of_the_study() -> None:
