@@ -353,7 +353,7 @@ Who recognises the class, in % of {pictures} images; chance is 10 %. −δ is th
 *Held* and *did not hold*: the interval leaves zero, or the number that the claim names, on one side. *Cannot tell*: it
 does not, or there are too few models here for the claim. A dash: the claim says nothing about this case. Intervals are
 95 %: Wilson's of shares, Tango's of their differences on the same images, Bonett and Wright's of rank correlations,
-Student's t over networks and directions. A claim is tried on several models or in several ways:
+Student's t of means over images, networks and directions. A claim is tried on several models or in several ways:
 
 {summary}
 
