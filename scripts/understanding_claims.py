@@ -435,12 +435,13 @@ def synthesis(results: Results) -> list[Row]:
     """T12: are images that were made for a class recognised only if the model is robust?"""
     rows = []
     for what, fact in MADE.items():
-        for (robust, standard), (_, judge) in zip(PAIRS, reversed(PAIRS), strict=True):
-            shares = [percent(_share(judged(results, name, fact, judge))) for name in (robust, standard)]
-            gain = _gain(results, robust, standard, fact, judge)
-            found = f"{shares[0]} %, {shares[1]} %; difference {points(gain)}"
-            claim = f"T12: images made {what} are recognised if the model is robust"
-            rows.append(Row(claim, f"{robust} against {standard}, by {judge}", found, verdict(gain)))
+        for robust, standard in PAIRS:
+            for judge in (each for each in JUDGES if each != standard):
+                shares = [percent(_share(judged(results, name, fact, judge))) for name in (robust, standard)]
+                gain = _gain(results, robust, standard, fact, judge)
+                found = f"{shares[0]} %, {shares[1]} %; difference {points(gain)}"
+                claim = f"T12: images made {what} are recognised if the model is robust"
+                rows.append(Row(claim, f"{robust} against {standard}, by {judge}", found, verdict(gain)))
     return rows
 
 
