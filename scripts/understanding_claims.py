@@ -356,7 +356,7 @@ def _lemma_at(results: Results, label: str) -> list[Row]:
     names = ("dimension", "clean", "adversarial", "adversarial_error", "lower", "upper")
     d, clean, found, error, low, high = (numbers(results, MODELS[0], f"{label}/{name}") for name in names)
     inside = (found + 1.96 * error >= low) & (found - 1.96 * error <= high)
-    compared = f"{label.removeprefix('lemma-1 ')}; p = 1, 2, ∞; d = {d.min():.0f} to {d.max():.0f}"
+    compared = f"ε = {label.rpartition('=')[2]}; p = 1, 2, ∞; d = {d.min():.0f} to {d.max():.0f}"
     return [
         Row(
             "G4: the complexity is between both bounds of Lemma 1",

@@ -291,6 +291,14 @@ class Probe:
         return 1
 
 
+class Needs(NamedTuple):
+    """The first n examples of a split; `setting` is the name of the setting that says how many."""
+
+    split: str
+    n: int
+    setting: str
+
+
 class Study:
     """Looks at a whole model. Subclasses are frozen dataclasses of their settings.
 
@@ -305,6 +313,10 @@ class Study:
     def versions(self) -> tuple[int, ...]:
         """Versions that its facts depend on besides those of its settings."""
         return ()
+
+    def needs(self, model: nn.Module) -> Needs | None:
+        """Return the examples that it takes; the data set is checked for them before anything is measured."""
+        return None
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return 1

@@ -21,7 +21,7 @@ from bastion.models.cauchy import Attention as CauchyAttention
 from bastion.settings import AtLeastOne, Positive, settings
 from bastion.studies import studies
 from bastion.studies.examples import first_examples
-from bastion.types import DataSet, Study, Tapped
+from bastion.types import DataSet, Needs, Study, Tapped
 
 TOLERANCE = 1e-4  # of the residual
 BASIS = 64  # most Lanczos vectors kept
@@ -52,6 +52,9 @@ class AttentionLipschitz(Study):
         "scaled": "largest of `measured` at tokens multiplied by each scale",
         "scaled_bound": "upper bound for tokens of norm at most `reached` times the scale",
     }
+
+    def needs(self, model: nn.Module) -> Needs | None:
+        return Needs("test", self.images, "images") if _attentions(model) else None
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return len(_attentions(model))

@@ -15,7 +15,7 @@ from bastion.errors import BastionError
 from bastion.settings import AtLeastOne, NotNegative, settings
 from bastion.studies import studies
 from bastion.studies.examples import SplitName, first_examples
-from bastion.types import DataSet, Study
+from bastion.types import DataSet, Needs, Study
 
 # θ with ‖θ‖_p ≤ 1, for p = 1, 2 and ∞; the suprema are norms of the dual order q, 1/p + 1/q = 1.
 P = (1.0, 2.0, math.inf)
@@ -54,6 +54,9 @@ class Rademacher(Study):
         "lower": "(c/2)(R + ε·d^(1-1/p)/√n) with c = 2/(1 + 2√2)",
         "upper": "R + ε·d^(1-1/p)/√n",
     }
+
+    def needs(self, model: nn.Module) -> Needs:
+        return Needs(self.split, self.images, "images")
 
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return len(self._sides(data))

@@ -18,7 +18,7 @@ from bastion.forward import Delegate, check_gradient, device_of, in_mode, logits
 from bastion.settings import AtLeastOne, settings
 from bastion.studies.examples import SplitName, first_examples
 from bastion.threat import Threat
-from bastion.types import Attack, Batch, DataSet, Study
+from bastion.types import Attack, Batch, DataSet, Needs, Study
 
 Weights = dict[str, Tensor]  # by the names of parameters
 Draw = Callable[..., Tensor]  # `rng.normal` or `rng.signs`
@@ -46,6 +46,9 @@ class LossStudy(Study):
             return ()
         versions = self.attack.versions(self.threat.norm)
         return versions if len(versions) > 1 else ()  # a single one is among the settings
+
+    def needs(self, model: nn.Module) -> Needs:
+        return Needs(self.split, self.n, "n")
 
     def examples(self, model: nn.Module, data: DataSet) -> Batch:
         return first_examples(data, self.split, self.n, f"{self.name}.n").to(device_of(model))

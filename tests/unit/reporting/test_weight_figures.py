@@ -70,6 +70,7 @@ def test_tables_say_what_was_stored(measured: Facts) -> None:
     assert sharp.rows[0][1][3].endswith(f" ± {facts['sharp']['lowest_residual'][0]:.1g}")
     norms = found["Norms of the weights"].table
     assert norms is not None and norms.rows[0][1][-1] == "–"  # no attention, so no term
+    assert norms.columns[-1] == "largest term at ε = 8/255"
     around = found["Rise of the loss (around)"].table
     assert around is not None
     assert [name for name, _ in around.rows] == ["run, clean", "run, adversarial"]
