@@ -28,6 +28,9 @@ FIND = """(() => {
           width: article.clientWidth};
 })()"""
 MARGIN = 12
+# Four panels as two and two, not as three and one.
+FOUR = ".panels:has(> :nth-child(4):last-child) { grid-template-columns: repeat(2, minmax(0, 24rem)); }"
+ADD_RULE = "document.styleSheets[0].insertRule(%s, document.styleSheets[0].cssRules.length)"
 
 
 def save_pictures(report: Path, wanted: Mapping[Path, Sequence[str]], width: int = WIDTH) -> None:
@@ -37,6 +40,7 @@ def save_pictures(report: Path, wanted: Mapping[Path, Sequence[str]], width: int
     browser.PATIENCE = 300  # seconds: the machine may be busy
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser.opened(Path(profile)) as tab:
         tab.open(report.resolve(), width=width, height=900)
+        tab.run(ADD_RULE % json.dumps(FOUR))
         for output, titles in wanted.items():
             _save([_figure(tab, report, title) for title in titles], output)
 

@@ -4,8 +4,10 @@
     python -m scripts.understanding_study --page      # write the page anew from what is measured
     python -m scripts.understanding_study --small     # the same in miniature, in runs/understanding-small/
 
-Two processes of one thread train and measure in `runs/understanding-study/`. CIFAR-10 must be there (`bastion data get
-cifar10`), and Chromium for the pictures.
+Two processes of one thread train and measure in `runs/understanding-study/`. Of each model the facts that the page and
+its pictures read are kept in `benchmarks/results/understanding/`: what is there is not measured again, also elsewhere;
+remove a folder to have it measured anew. CIFAR-10 must be there (`bastion data get cifar10`), and Chromium for the
+pictures.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -36,6 +39,7 @@ from scripts.understanding_claims import (
 MODULE = "scripts.understanding_study"
 ROOT = Path(__file__).parents[1]
 DATA = "cifar10"
+DRAWN = 8  # examples of which pictures are kept: figures have six, of those that most models get right
 ZOO = {"vit": "zoo/cifar10-linf-vit", "resnet": "zoo/cifar10-linf-resnet"}
 
 
@@ -44,6 +48,7 @@ class Sizes:
     """What decides how long it takes; the defaults are those of the page."""
 
     home: Path = Path("runs") / "understanding-study"
+    results: Path = ROOT / "benchmarks" / "results" / "understanding"
     docs: Path = ROOT / "docs"
     train: int = 50_000  # images for the twins
     epochs: tuple[tuple[str, float], ...] = (("vit", 7), ("resnet", 4))
@@ -67,6 +72,7 @@ class Sizes:
 
 SMALL = Sizes(
     home=Path("runs") / "understanding-small",
+    results=Path("runs") / "understanding-small" / "results",
     docs=Path("runs") / "understanding-small" / "docs",
     train=256,
     epochs=(("vit", 2), ("resnet", 2)),
@@ -96,6 +102,7 @@ class Part(NamedTuple):
     images: int
     changes: tuple[str, ...] = ()
     seed: int = 0
+    pictures: int = 0  # examples of which they are kept
 
     @property
     def name(self) -> str:
@@ -135,10 +142,10 @@ def _perturbations(sizes: Sizes) -> Iterator[Part]:
         "studies.penultimate.steps": sizes.units,
     }
     changes = (f"classifiers=[[{', '.join(judges)}]]", *(f"{key}={value}" for key, value in steps.items()))
-    yield Part("interpretability", sizes.pictures, changes)
+    yield Part("interpretability", sizes.pictures, changes, pictures=DRAWN)
     far = {"name": "synthesis", "eps": 4, "steps": sizes.steps, "classifiers": judges}
     probes = {f"far-{name}": {**far, "start": start} for name, start in (("noise", "noise"), ("images", "image"))}
-    yield Part({"probes": probes}, sizes.pictures)
+    yield Part({"probes": probes}, sizes.pictures, pictures=DRAWN)
 
 
 def parts_of_network(sizes: Sizes) -> list[Part]:
@@ -156,8 +163,23 @@ def measure_parts(model: Any, home: Path, parts: Iterable[Part]) -> None:
 
     for part in parts:
         began = time.process_time()
-        measure(model, DATA, part.suite, changes=part.changes, limit=part.images, seed=part.seed, folder=home)
+        options: dict[str, Any] = {"limit": part.images, "seed": part.seed, "keep": part.pictures}
+        measure(model, DATA, part.suite, changes=part.changes, folder=home, **options)
         print(f"{home.name}, {part.name}: {time.process_time() - began:.0f} s of the processor", flush=True)
+
+
+def keep(name: str, sizes: Sizes) -> None:
+    """Copy what the page and its pictures read of a run, all or nothing."""
+    run, unfinished = sizes.home / name, sizes.results / f".{name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for part in ("facts", "measurements"):
+        shutil.copytree(run / part, unfinished / part)
+    shutil.copy(run / "provenance.json", unfinished)
+    unfinished.rename(sizes.results / name)
+
+
+def is_kept(name: str, sizes: Sizes) -> bool:
+    return (sizes.results / name).is_dir()
 
 
 def train_once(recipe: str, home: Path, *changes: str) -> None:
@@ -183,6 +205,7 @@ def measure_model(name: str, sizes: Sizes) -> None:
     robust, _, kind = name.partition("-")
     home = sizes.home / name
     measure_parts(ZOO[kind] if robust == "robust" else home, home, parts_of_model(sizes))
+    keep(name, sizes)
 
 
 def network(name: str, sizes: Sizes) -> None:
@@ -196,7 +219,10 @@ def network(name: str, sizes: Sizes) -> None:
         f"schedule.epochs={sizes.network_epochs}",
         "validate.limit=500",
     )
+    if is_kept(name, sizes):  # measured before; it was trained again for what looks at it
+        return
     measure_parts(home, home, parts_of_network(sizes))
+    keep(name, sizes)
 
 
 def untrained(name: str, sizes: Sizes) -> None:
@@ -209,6 +235,7 @@ def untrained(name: str, sizes: Sizes) -> None:
     model = build_model(load_recipe(trained / "recipe.yaml"), datasets.build({"name": DATA}))
     suite = {"probes": {"jacobian": {"name": "jacobian", "parts": ["branch", "block"]}}}
     measure_parts(model, sizes.home / name, [Part(suite, sizes.network_norms)])
+    keep(name, sizes)
 
 
 # Of a job on one core, from what one image takes in training and in each part.
@@ -224,6 +251,20 @@ def run(kind: str, name: str, sizes: Sizes) -> None:
 
 
 def jobs(sizes: Sizes) -> list[list[tuple[str, str]]]:
+    """Those whose facts are not kept, and those that train what these look at or begin from."""
+    models = not all(is_kept(name, sizes) for name in MODELS)
+
+    def is_needed(kind: str, name: str) -> bool:
+        if kind == "twin":
+            return models
+        if kind == "network" and (not is_kept(f"untrained-{name}", sizes) or (models and name in JUDGES)):
+            return True
+        return not is_kept(name, sizes)
+
+    return [[job for job in some if is_needed(*job)] for some in all_jobs(sizes)]
+
+
+def all_jobs(sizes: Sizes) -> list[list[tuple[str, str]]]:
     """In rounds: the four models are looked at by those that the first round trains. The longest first."""
     twins = [("twin", name) for name in ("standard-resnet", "standard-vit")]
     networks = [("network", name) for name in sorted(sizes.networks, reverse=True)]
@@ -273,8 +314,9 @@ def draw(sizes: Sizes) -> None:
 
     from bastion.reporting.html import report
 
-    models = report([sizes.home / name for name in MODELS], sizes.home / "models.html")
-    networks = report([sizes.home / name for name in sizes.drawn], sizes.home / "networks.html")
+    sizes.home.mkdir(parents=True, exist_ok=True)
+    models = report([sizes.results / name for name in MODELS], sizes.home / "models.html")
+    networks = report([sizes.results / name for name in sizes.drawn], sizes.home / "networks.html")
     for page, wanted in ((models, PICTURES), (networks, NETWORK_PICTURES)):
         save_pictures(page, {sizes.docs / f"{name}.png": titles for name, titles in wanted.items()}, WIDTH)
 
@@ -289,6 +331,8 @@ gradients](interpretability.md); the last section says which of the papers' clai
 bastion data get cifar10
 python -m scripts.understanding_study        # within an hour on two cores; resumable; writes this page
 ```
+
+The facts that the page reads are in `benchmarks/results/understanding/`; with `--page` it is drawn from them.
 
 `robust-vit` and `robust-resnet` are `zoo/cifar10-linf-vit` and `zoo/cifar10-linf-resnet`. Their twins have the same
 architecture and recipe with the objective `standard`, for {vit_epochs} epochs instead of 18 and {resnet_epochs} instead
@@ -353,7 +397,7 @@ Who recognises the class, in % of {pictures} images; chance is 10 %. −δ is th
 *Held* and *did not hold*: the interval leaves zero, or the number that the claim names, on one side. *Cannot tell*: it
 does not, or there are too few models here for the claim. A dash: the claim says nothing about this case. Intervals are
 95 %: Wilson's of shares, Tango's of their differences on the same images, Bonett and Wright's of rank correlations,
-Student's t over networks and directions. A claim is tried on several models or in several ways:
+Student's t of means over images, networks and directions. A claim is tried on several models or in several ways:
 
 {summary}
 
@@ -368,7 +412,7 @@ What is said of a ViT and a CNN is said of these two.
 
 
 def write_page(sizes: Sizes) -> None:
-    results = read(sizes.home, sizes.networks)
+    results = read(sizes.results, sizes.networks)
     rows = claim_rows(results)
     shown = {field.name: getattr(sizes, field.name) for field in dataclasses.fields(sizes)}
     epochs = {f"{kind}_epochs": count for kind, count in sizes.epochs}
@@ -387,7 +431,7 @@ def write_page(sizes: Sizes) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="train and measure nothing")
+    parser.add_argument("--page", action="store_true", help="train and measure nothing: draw what is kept")
     parser.add_argument("--small", action="store_true", help="a few images and steps, to see that it works")
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()

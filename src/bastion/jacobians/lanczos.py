@@ -9,6 +9,7 @@ orthogonal to what was found, look for its other copies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,6 +26,7 @@ class Operator(Protocol):
 
     inputs: int
     outputs: int
+    noise: float  # length of the error that rounding makes in a product with a unit vector, at least
 
     def apply(self, v: Tensor) -> Tensor:
         """(B, inputs) to (B, outputs)."""
@@ -81,14 +83,16 @@ def largest(
     """The `top` largest singular values of each example's map, with residuals below the tolerance.
 
     `start(i)` gives random start vectors (B, inputs), different ones for each i. At most `basis` vectors are kept on
-    each side, and a search ends after `limit` products even if it has not converged.
+    each side. A search ends without having converged after `limit` products, or if what is left is the operator's
+    noise.
     """
-    found, products = _search(operator, start(0), top, tolerance, basis, limit)
+    search = partial(_search, operator, tolerance=tolerance, basis=basis, limit=limit)
+    found, products = search(start(0), top=top)
     open_rows = torch.full_like(products, top > 1, dtype=torch.bool)
     for number in range(1, top + 1):
         if not open_rows.any():
             break
-        missed, spent = _search(operator, start(number), 1, tolerance, basis, limit, found, done=~open_rows)
+        missed, spent = search(start(number), top=1, locked=found, done=~open_rows)
         products = products + spent
         least = found.values[:, -1] * (1 + tolerance) + rounding(missed.left) * found.values[:, 0]
         open_rows = open_rows & (missed.values[:, 0] > least)
@@ -100,6 +104,7 @@ def largest(
 def _search(
     operator: Operator,
     start: Tensor,
+    *,
     top: int,
     tolerance: float,
     basis: int,
@@ -122,7 +127,8 @@ def _search(
         if not (krylov.is_full or last or krylov.count % CHECK_EVERY == 0):
             continue
         values, errors = krylov.decompose(top)
-        arrived = (errors <= MARGIN * tolerance * values[:, :1]).all(1) | values.isnan().any(1)
+        enough = (MARGIN * tolerance * values[:, :1]).clamp(min=operator.noise)
+        arrived = (errors <= enough).all(1) | values.isnan().any(1)
         if locked is not None:
             rough = errors[:, 0] <= ROUGH * values[:, 0]
             arrived |= rough & (values[:, 0] + errors[:, 0] < locked.values[:, -1])

@@ -32,6 +32,8 @@ class Jacobian:
     twice, Jv is computed in forward mode, which runs the function for each product.
     """
 
+    noise = 0.0  # rounding errors are a share of the product, so none are there at least
+
     def __init__(self, function: Function, x: Tensor, name: str = "jacobian") -> None:
         self.function, self.name = function, name
         self.x = x.detach().clone().requires_grad_()
@@ -113,22 +115,31 @@ class Jacobian:
             ) from error
         if not self._is_adjoint():
             raise BastionError(
-                f"{self.name}: no Jacobian: forward and reverse mode give different ones, as for a gradient that was "
-                "written by hand; give it one `jvp` that fits its `backward`"
+                f"{self.name}: no Jacobian by image: forward and reverse mode give different ones, as for a gradient "
+                "that was written by hand (give it one `jvp` that fits its `backward`), or a block that mixes the "
+                "examples of a batch"
             )
 
 
-class Branch(Jacobian):
+class Branch:
     """J − I: the Jacobian of F, if the function is x + F(x)."""
 
     def __init__(self, whole: Jacobian) -> None:
-        self.__dict__.update(whole.__dict__)  # shares the graphs
+        self.whole = whole
+        self.x, self.inputs, self.outputs = whole.x, whole.inputs, whole.outputs
+        # However small F is, the numbers of Jv are rounded at the size of those of v, by about a fifth of an epsilon.
+        # Less is taken, as a search must not end for more noise than there is.
+        self.noise = torch.finfo(whole.x.dtype).eps / 8
+
+    @property
+    def forward_mode(self) -> bool:
+        return self.whole.forward_mode
 
     def apply(self, v: Tensor) -> Tensor:
-        return super().apply(v) - v
+        return self.whole.apply(v) - v
 
     def transpose(self, u: Tensor) -> Tensor:
-        return super().transpose(u) - u
+        return self.whole.transpose(u) - u
 
 
 @contextmanager

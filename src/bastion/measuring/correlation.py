@@ -17,11 +17,13 @@ LEAST = 4  # models that an interval needs
 def spearman(a: Column, b: Column, level: float = 0.95) -> Estimate:
     """Spearman's rank correlation, ties by mean rank; interval by Fisher's z with Bonett and Wright's variance (2000).
 
-    At exactly 1 or -1 Fisher's z would give an interval of no width, so that of one swap of neighbours is used. NaN if
-    one of the columns is constant.
+    Pairs with a NaN are left out. At exactly 1 or -1 Fisher's z would give an interval of no width, so that of one swap
+    of neighbours is used. NaN if one of the columns is constant.
     """
-    n = len(a)
-    ranks = [_ranks(np.asarray(each, dtype=np.float64)) for each in (a, b)]
+    pairs = np.stack([np.asarray(each, dtype=np.float64) for each in (a, b)])
+    pairs = pairs[:, ~np.isnan(pairs).any(0)]
+    n = pairs.shape[1]
+    ranks = [_ranks(each) for each in pairs]
     if n < 2 or any(np.ptp(each) == 0 for each in ranks):
         return Estimate(math.nan, -1.0, 1.0, n)
     value = float(np.clip(np.corrcoef(ranks)[0, 1], -1, 1))

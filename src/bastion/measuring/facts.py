@@ -275,7 +275,7 @@ class Facts:
             f"{label}/{name}": values.item()
             for label, columns in self.studies().items()
             for name, values in columns.items()
-            if values.size == 1
+            if values.size == 1 and not sanity.is_check(f"{label}/{name}")
         }
 
     def stages(self, label: str) -> dict[str, Estimate]:
@@ -321,7 +321,8 @@ class Facts:
     def warnings(self) -> list[sanity.SanityWarning]:
         """Return the warnings of the sanity checks."""
         checked = {name: self.columns[name] for name in self.columns if sanity.is_check(name)}
-        return [*self._accuracy_warnings(), *sanity.warnings(checked)]
+        studies = {case.label for case in self.about.cases if case.kind == "studies"}
+        return [*self._accuracy_warnings(), *sanity.warnings(checked, studies)]
 
     def _accuracy_warnings(self) -> list[sanity.SanityWarning]:
         """Return warnings about clean accuracy."""

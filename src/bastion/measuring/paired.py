@@ -37,7 +37,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def paired_difference(a: Column, b: Column, population: int | None = None) -> Estimate:
-    """Mean of b minus mean of a over the same examples: Tango's interval for bool columns, else the normal one.
+    """Mean of b minus mean of a over the same examples: Tango's interval for bool columns, else Student's.
 
     With a population, measuring stopped early, and these are its first examples in random order.
     """

@@ -28,7 +28,7 @@ from bastion.models.columns import num_outputs
 from bastion.models.load import as_module, best_device, is_function, locate, timm_model_name
 from bastion.run import Run, create_run
 from bastion.suite import CORRECT, Case, Suite, load_suite
-from bastion.types import DataSet, Probe, Split, fact_kinds
+from bastion.types import DataSet, Probe, Split, Study, fact_kinds
 
 # Survivors of a batch share the model's batches, so larger ones are faster; smaller ones are easier to share out.
 BATCH_SIZE = 128
@@ -111,6 +111,7 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
             threat.check_bounds(worker.data(case).shape)
         _check_variant(case, worker.data(case), base, request.split, n)
     _check_aggregates(worker)
+    _check_studies(worker)
     if until is not None:
         _check_until(until, worker)
     run = create_run(folder, request.seed)
@@ -237,6 +238,26 @@ def check_positive(given: Mapping[str, object]) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 < value < math.inf):  # type: ignore[operator]
             raise BastionError(f"{name}: must be a number above 0, got {value!r}")
+
+
+def _check_studies(worker: Worker) -> None:
+    """Raise unless the data set has the images that studies read, with the changes to all of them that would do."""
+    lacking, changes = dict[str, None](), dict[str, None]()  # once each, though a study has variants
+    for case, built in zip(worker.cases, worker.built, strict=True):
+        data, path = worker.data(case), f"studies.{case.base}"
+        sizes = {split: len(data.split(split)) for split in ("train", "val", "test")}
+        for split, n in built.reads.items() if isinstance(built, Study) else ():
+            if n is None or n <= sizes[split]:
+                continue
+            lacking[f"{path} takes {n} images of the {split} split, which has {sizes[split]}"] = None
+            largest = max((split, *sizes), key=sizes.__getitem__) if hasattr(built, "split") else split
+            if largest != split:
+                changes[f"{path}.split={largest}"] = None
+            if n > sizes[largest] > 0:
+                changes[f"{path}.{'images' if hasattr(built, 'images') else 'n'}={sizes[largest]}"] = None
+    if lacking:
+        ways = f"; change the suite: {' '.join(f'--set {change}' for change in changes)}" if changes else ""
+        raise BastionError(f"{worker.data(worker.cases[0]).name}: {'; '.join(lacking)}{ways}")
 
 
 def _check_until(until: float, worker: Worker) -> None:

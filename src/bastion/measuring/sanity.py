@@ -1,12 +1,12 @@
 """Warnings, from facts, that a robustness number should not be trusted. No torch.
 
-Any probe may return bool columns named `warning.CODE`, true for the examples that show the symptom. CHECKS explains the
-codes; a plug-in's code without an entry is shown by its name.
+Any probe may return bool columns named `warning.CODE`, true for the examples that show the symptom; a study has one
+value for each of its parts. CHECKS explains the codes; a plug-in's code without an entry is shown by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +105,9 @@ CHECKS: dict[str, Check] = {
         "about robustness. Project what the attack returns with `threat.project`."
     ),
     "unconverged": Check(
-        "Singular values did not reach the tolerance within the products allowed; the residual beside each bounds its "
-        "error. Allow more `products`, or a larger `basis`."
+        "Singular values or eigenvalues did not reach the tolerance; the residual beside each bounds its error. Where "
+        "there are such settings, allow more `products` or `iterations`, or a larger `basis`. They do not help where "
+        "rounding is the limit, as for a branch with σ near 1e-6."
     ),
     "few-classes": Check(
         "The model has too few classes for the DLR loss (it needs 3, with targets 4), so the margin loss was "
@@ -118,14 +119,16 @@ CHECKS: dict[str, Check] = {
 @dataclass(frozen=True)
 class SanityWarning:
     code: str
-    label: str  # of the probe that found it
-    count: int  # examples with the symptom
+    label: str  # of the probe or study that found it
+    count: int  # examples with the symptom, or parts of a study
     n: int
     meaning: str  # and what to do about it; empty for a code that has no text
+    of_study: bool = False
 
     @property
     def where(self) -> str:
-        return f"{self.count} of {self.n} examples, probe {self.label}"
+        found_by = "parts, study" if self.of_study else "examples, probe"
+        return f"{self.count} of {self.n} {found_by} {self.label}"
 
     def __str__(self) -> str:
         return f"warning: {self.code} ({self.where})" + (f": {self.meaning}" if self.meaning else "")
@@ -156,14 +159,17 @@ def is_check(column: str) -> bool:
     return COLUMN in column
 
 
-def warnings(columns: Mapping[str, np.ndarray[Any, Any]]) -> list[SanityWarning]:
-    """Return the warnings of a measurement's columns in the order of CHECKS, then those of plug-ins."""
+def warnings(columns: Mapping[str, np.ndarray[Any, Any]], studies: Collection[str] = ()) -> list[SanityWarning]:
+    """Return the warnings of a measurement's columns in the order of CHECKS, then those of plug-ins.
+
+    `studies` are the labels of those that are no probes.
+    """
     found = []
     for name in filter(is_check, columns):
         label, _, code = name.partition(COLUMN)
         check = CHECKS.get(code, Check(""))
         count, n = int(np.count_nonzero(columns[name])), len(columns[name])
         if count > check.share * n:
-            found.append(SanityWarning(code, label, count, n, check.meaning))
+            found.append(SanityWarning(code, label, count, n, check.meaning, label in studies))
     ranks = {code: rank for rank, code in enumerate(CHECKS)}
     return sorted(found, key=lambda each: ranks.get(each.code, len(ranks)))

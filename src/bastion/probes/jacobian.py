@@ -70,39 +70,44 @@ class JacobianSpectra(Probe):
         return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
     def _facts(self, model: nn.Module, batch: Batch, seed: int) -> dict[str, Tensor]:
-        b, chain = len(batch.x), Chain(model, batch.x, "jacobian") if self._needs_blocks else None
-        blocks = chain.names if chain else []
-        columns = {
-            name: torch.full((b, len(blocks), self.top) if part in OF_BLOCKS else (b, self.top), torch.nan)
-            for part in self.parts
-            for name in (part, f"{part}_residual")
-        }
-        products, forward_mode, unconverged = (
-            torch.zeros(b, dtype=kind) for kind in (torch.int64, torch.int64, torch.bool)
-        )
+        chain = Chain(model, batch.x, "jacobian") if self._needs_blocks else None
+        columns = self._empty(len(batch.x), len(chain.names) if chain else 0)
         searched: dict[str, list[int]] = {part: [] for part in OF_BLOCKS}
         for part, block, operator in self._operators(model, batch.x, chain):
             found = self._search(operator, batch.index, rng.key("jacobian", part, block), seed)
             at: tuple[slice | int, ...] = (slice(None),)
-            if block:
-                at = (slice(None), blocks.index(block))
-                searched[part].append(blocks.index(block))
+            if chain and block:
+                searched[part].append(chain.names.index(block))
+                at = (slice(None), searched[part][-1])
             columns[part][at], columns[f"{part}_residual"][at] = found.values.float(), found.residuals.float()
-            products += found.products.cpu()
-            forward_mode += operator.forward_mode
-            unconverged |= ~(found.residuals <= self.tolerance).all(1).cpu()  # true for NaN
+            columns["products"] += found.products.cpu()
+            columns["forward_mode"] += operator.forward_mode
+            columns["warning.unconverged"] |= ~(found.residuals <= self.tolerance).all(1).cpu()  # true for NaN
         if chain and "block" in self.parts:
             right = ~misclassified(chain.logits, batch.y).cpu()
             columns["table_1"] = columns["block"][:, searched["block"], 0].amax(1).where(right, torch.nan)
         if "branch" in self.parts:
             columns["exponent"] = columns["branch"][:, searched["branch"], 0].sum(1)
-        return columns | {"products": products, "forward_mode": forward_mode, "warning.unconverged": unconverged}
+        return columns
+
+    def _empty(self, examples: int, blocks: int) -> dict[str, Tensor]:
+        """Columns before the first search: NaN, as it stays where there is nothing to search; 0 and False."""
+        shapes = {
+            part: (examples, blocks, self.top) if part in OF_BLOCKS else (examples, self.top) for part in self.parts
+        }
+        values = {
+            name: torch.full(shape, torch.nan) for part, shape in shapes.items() for name in (part, f"{part}_residual")
+        }
+        kinds = {"products": torch.int64, "forward_mode": torch.int64, "warning.unconverged": torch.bool}
+        return values | {name: torch.zeros(examples, dtype=kind) for name, kind in kinds.items()}
 
     @property
     def _needs_blocks(self) -> bool:
         return set(self.parts) != {"network"}
 
-    def _operators(self, model: nn.Module, x: Tensor, chain: Chain | None) -> Iterator[tuple[str, str, Jacobian]]:
+    def _operators(
+        self, model: nn.Module, x: Tensor, chain: Chain | None
+    ) -> Iterator[tuple[str, str, Jacobian | Branch]]:
         """The name of the fact, the name of the block ("" if none), and the Jacobian."""
         if chain and set(self.parts) & set(OF_BLOCKS):
             for call in chain.calls:
@@ -118,7 +123,7 @@ class JacobianSpectra(Probe):
             if part in self.parts:
                 yield part, "", Jacobian(function, at, f"jacobian, {part}")
 
-    def _search(self, operator: Jacobian, index: Tensor, draw: int, seed: int) -> SingularValues:
+    def _search(self, operator: Jacobian | Branch, index: Tensor, draw: int, seed: int) -> SingularValues:
         def start(number: int) -> Tensor:
             return rng.normal(seed, index, rng.key("start", draw, number), (operator.inputs,), dtype=operator.x.dtype)
 

@@ -59,8 +59,9 @@ class JacobianNorms(Probe):
         copies = ROWS // len(batch.x)  # of each example, so that a product makes several of its rows
         repeated = Chain(model, batch.x.repeat_interleave(copies, dim=0), "jacobian-norms")
         facts = {name: torch.full((len(batch.x), len(single.names)), torch.nan) for name in BY_BLOCK}
-        for call, copied in zip(single.calls, repeated.calls, strict=True):
-            where, number = f"jacobian-norms, block {call.name}", single.names.index(call.name)
+        searched = [single.names.index(call.name) for call in single.calls]
+        for number, call, copied in zip(searched, single.calls, repeated.calls, strict=True):
+            where = f"jacobian-norms, block {call.name}"
             jacobian = Jacobian(call.function, call.x, where)
             start = rng.normal(seed, batch.index, where, (jacobian.inputs,), dtype=call.x.dtype)
             norms = _norms(Jacobian(copied.function, copied.x, where), copies)
@@ -68,9 +69,12 @@ class JacobianNorms(Probe):
             norms |= {"sigma": exact.values[:, 0], "sigma_residual": exact.residuals[:, 0]}
             for name, norm in norms.items():
                 facts[name][:, number] = norm.float()
-        bound = (facts["norm_1"].amax(1) * facts["norm_inf"].amax(1)).sqrt()
-        unconverged = ~(facts["sigma_residual"] <= TOLERANCE).all(1)  # true of NaN too
-        looseness = bound / facts["sigma"].amax(1)
+        norm_1, norm_inf, sigma, residual = (
+            facts[name][:, searched] for name in ("norm_1", "norm_inf", "sigma", "sigma_residual")
+        )
+        bound = (norm_1.amax(1) * norm_inf.amax(1)).sqrt()
+        looseness = bound / sigma.amax(1)
+        unconverged = ~(residual <= TOLERANCE).all(1)  # true of NaN too
         return facts | {"table_2": bound, "looseness": looseness, "warning.unconverged": unconverged}
 
     def _check(self, chain: Chain, examples: int) -> None:

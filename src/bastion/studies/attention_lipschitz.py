@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -11,15 +11,20 @@ from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 from bastion import forward, rng
+from bastion.acceleration import saved_bytes
 from bastion.forward import frozen
 from bastion.jacobians.attention import Heads
 from bastion.jacobians.lanczos import largest
-from bastion.jacobians.products import Jacobian
+from bastion.jacobians.products import GRAPHS, Jacobian
+from bastion.memory import check_memory
 from bastion.models.cauchy import Attention as CauchyAttention
 from bastion.settings import AtLeastOne, Positive, settings
 from bastion.studies import studies
 from bastion.studies.examples import first_examples
 from bastion.types import DataSet, Study, Tapped
+
+TOLERANCE = 1e-4  # of the residual
+BASIS = 64  # most Lanczos vectors kept
 
 
 @studies.register("attention-lipschitz")
@@ -34,13 +39,13 @@ class AttentionLipschitz(Study):
     images: AtLeastOne = 8
     scales: Annotated[tuple[Positive, ...], MinLen(1)] = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of the tokens
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     facts: ClassVar[Mapping[str, str]] = {
         "block": "number of the block among the residual blocks, from 0; NaN if there is none",
         "measured": "largest singular value of attention's Jacobian, by image",
         "residual": "largest ‖Jᵀu − σv‖ / σ of all that was measured: bounds its error",
         "reached": "l2 norm of the longest token that enters attention",
-        "domain": "largest l2 norm that tokens can have after the LayerNorm before attention; NaN without one",
+        "domain": "largest l2 norm that the LayerNorm can give whose output enters attention; NaN without one",
         "bound": "upper bound of the Lipschitz constant for tokens of norm at most `domain`, so for every image",
         "reached_bound": "upper bound for tokens of norm at most `reached`",
         "scale": "factor that all tokens are multiplied by",
@@ -61,12 +66,14 @@ class AttentionLipschitz(Study):
             return self._nothing()
         number, block, module, heads = found[part]
         batch = first_examples(data, "test", self.images, "attention-lipschitz.images")
-        tokens = _inputs(model, module, batch.x.to(heads.out.device))
-        index = batch.index.to(tokens.device)
-        stretched = [_stretch(module, scale * tokens, index, seed) for scale in (1.0, *self.scales)]
-        measured, residuals = (torch.cat(each, dim=1).T for each in zip(*stretched, strict=True))  # (1 + scales, B)
+        tokens, norm = _inputs(model, block, module, batch.x.to(heads.out.device))
+        _check_memory(module, tokens[:1])
+        images = zip(torch.split(tokens, 1), torch.split(batch.index.to(tokens.device), 1), strict=True)
+        # One image at a time, so that memory does not grow with their number.
+        found_by_image = [_stretches(module, own, index, (1.0, *self.scales), seed) for own, index in images]
+        measured, residuals = torch.stack(found_by_image, dim=2)  # (1 + scales, B) each
         reached = torch.linalg.vector_norm(tokens, dim=2).amax()
-        domain = _layer_norm_radius(getattr(block, "norm1", None)).to(reached)
+        domain = _layer_norm_radius(norm).to(reached)
         scales = tokens.new_tensor(self.scales)
         bounds = heads.upper_bound(torch.cat([domain[None], reached[None], scales * reached]), tokens.shape[1])
         return {
@@ -80,19 +87,24 @@ class AttentionLipschitz(Study):
             "scale": scales.float(),
             "scaled": measured[1:].amax(1).float(),
             "scaled_bound": bounds[2:].float(),
+            "warning.unconverged": ~(residuals <= TOLERANCE).all(),  # true of NaN too
         }
 
     def _nothing(self) -> dict[str, Tensor]:
         shapes = {"measured": self.images, "scale": len(self.scales), "scaled": len(self.scales)}
         shapes["scaled_bound"] = shapes["scaled"]
-        return {name: torch.full((shapes[name],) if name in shapes else (), torch.nan) for name in self.facts}
+        nothing = {name: torch.full((shapes[name],) if name in shapes else (), torch.nan) for name in self.facts}
+        return nothing | {"warning.unconverged": torch.tensor(False)}
 
 
 def _attentions(model: nn.Module) -> list[tuple[int, nn.Module, nn.Module, Heads]]:
-    """For each block with such attention: its number, the block, the attention module and its weights."""
+    """For each block with such attention: its number, the block, the attention module and its weights.
+
+    Of blocks that attend between all tokens of an image, as the bound is of tokens (B, N, D).
+    """
     found = []
     for number, block in enumerate(model.blocks() if isinstance(model, Tapped) else ()):
-        known = ((each, _heads(each)) for each in block.module.modules() if block.attends)
+        known = ((each, _heads(each)) for each in block.module.modules() if block.attention == "tokens")
         module, heads = next(((each, heads) for each, heads in known if heads), (None, None))
         if module is not None and heads is not None:
             found.append((number, block.module, module, heads))
@@ -132,30 +144,53 @@ def _is_plain(*modules: nn.Module) -> bool:
     return all(isinstance(module, nn.Identity) for module in modules)
 
 
-def _inputs(model: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
-    """(B, N, D): the input of the module when the model runs on x."""
+def _inputs(model: nn.Module, block: nn.Module, module: nn.Module, x: Tensor) -> tuple[Tensor, nn.LayerNorm | None]:
+    """(B, N, D): the input of the module when the model runs on x; and the block's LayerNorm whose output it is."""
     seen: list[Tensor] = []
-    hook = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone()))
+    normalised: dict[nn.LayerNorm, Tensor] = {}
+    hooks = [module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone()))]
+    for norm in block.modules():
+        if isinstance(norm, nn.LayerNorm):
+            hooks.append(norm.register_forward_hook(lambda own, _, output: normalised.update({own: output.clone()})))
     try:
         with torch.no_grad():
             forward.logits(model, x)
     finally:
-        hook.remove()
-    return seen[-1]
+        for hook in hooks:
+            hook.remove()
+    before = [norm for norm, output in normalised.items() if torch.equal(output, seen[-1])]
+    return seen[-1], before[0] if before else None
 
 
-def _stretch(module: nn.Module, tokens: Tensor, index: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """(B,) each: the largest singular value of the module's Jacobian, and its residual."""
+def _check_memory(module: nn.Module, tokens: Tensor) -> None:
+    """Raise an error if the vectors and the graphs of one image do not fit."""
+    vectors = 2 * BASIS * tokens.numel() * tokens.element_size()
     with frozen(module):
-        jacobian = Jacobian(module, tokens, "attention-lipschitz")
-        start = rng.normal(seed, index, "attention-lipschitz", (jacobian.inputs,), dtype=tokens.dtype)
-        found = largest(jacobian, lambda _: start)
-        return found.values, found.residuals
+        graphs = GRAPHS * saved_bytes(module, tokens, module)
+    check_memory(
+        vectors + graphs,
+        tokens.device,
+        f"attention-lipschitz: {2 * BASIS} vectors of {tokens.numel():,} numbers",
+        "free some, or leave the study out",
+    )
 
 
-def _layer_norm_radius(norm: nn.Module | None) -> Tensor:
+def _stretches(module: nn.Module, tokens: Tensor, index: Tensor, scales: Sequence[float], seed: int) -> Tensor:
+    """(2, scales): largest singular values of the module's Jacobian at an image's tokens (1, N, D), times each scale;
+    and their residuals."""
+    start = rng.normal(seed, index, "attention-lipschitz", (tokens.numel(),), dtype=tokens.dtype)
+    columns = []
+    with frozen(module):
+        for scale in scales:
+            jacobian = Jacobian(module, scale * tokens, "attention-lipschitz")
+            found = largest(jacobian, lambda _: start, tolerance=TOLERANCE, basis=BASIS)
+            columns.append(torch.cat([found.values[0], found.residuals[0]]))
+    return torch.stack(columns, dim=1)
+
+
+def _layer_norm_radius(norm: nn.LayerNorm | None) -> Tensor:
     """Largest l2 norm of a LayerNorm's output: at most √D when normalised, then weight and bias are applied."""
-    if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
+    if norm is None or norm.weight is None:
         return torch.tensor(torch.nan)
     bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
     radius: Tensor = norm.weight.abs().amax() * norm.weight.numel() ** 0.5 + torch.linalg.vector_norm(bias)

@@ -18,13 +18,15 @@ class Eigenvalues(NamedTuple):
 
     values: Tensor
     residuals: Tensor
+    converged: bool = False  # the wanted ones
 
 
 def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, tolerance: float) -> Eigenvalues:
     """The `wanted` largest eigenvalues by Lanczos with full reorthogonalisation.
 
     It stops when their residuals are below `tolerance` times the largest absolute value, or after `iterations`
-    products. The basis takes the memory of `iterations` vectors.
+    products. The basis takes the memory of `iterations` vectors. Of a multiple eigenvalue one copy is sure to be found,
+    the others only as far as rounding brings them in.
     """
     basis = start.new_zeros(iterations, len(start))
     vector = start / torch.linalg.vector_norm(start)
@@ -40,10 +42,11 @@ def lanczos(product: Product, start: Tensor, *, wanted: int, iterations: int, to
         scale = found.values.abs().max().item() or 1.0
         rounding = ROUNDING * torch.finfo(start.dtype).eps * scale
         exhausted = beside[-1] <= rounding  # the basis spans an invariant subspace
-        if exhausted or (step + 1 > wanted and found.residuals[:wanted].max() <= tolerance * scale):
+        converged = exhausted or bool(step + 1 > wanted and found.residuals[:wanted].max() <= tolerance * scale)
+        if converged:
             break
         vector = vector / beside[-1]
-    return found._replace(residuals=found.residuals.clamp(min=rounding))
+    return Eigenvalues(found.values, found.residuals.clamp(min=rounding), converged)
 
 
 def _ritz(diagonal: list[float], beside: list[float]) -> Eigenvalues:

@@ -48,7 +48,8 @@ class Sharpness(LossStudy):
         "rise": "of the loss, to the worst found in the ball of weights",
         "top": "the largest eigenvalue of the Hessian",
         "lowest": "the smallest eigenvalue found: negative if the weights are not at a minimum",
-        "eigenvalues": "of the Hessian, the largest first",
+        "lowest_residual": "upper bound of its distance to an eigenvalue",
+        "eigenvalues": "of the Hessian, the largest first; copies of a multiple one may be missing",
         "residuals": "upper bounds of the distance of each to an eigenvalue",
         "products": "Hessian-vector products for the eigenvalues",
         "trace": "of the Hessian, by Hutchinson's estimate",
@@ -126,11 +127,13 @@ class Sharpness(LossStudy):
         return {
             "top": found.values[0],
             "lowest": found.values[-1],
+            "lowest_residual": found.residuals[-1],
             "eigenvalues": _padded(found.values, self.eigenvalues),
             "residuals": _padded(found.residuals, self.eigenvalues),
             "products": torch.tensor(len(found.values)),
             "trace": torch.tensor(trace, dtype=torch.float64),
             "trace_error": torch.tensor(error, dtype=torch.float64),
+            "warning.unconverged": torch.tensor(not found.converged),
         }
 
 

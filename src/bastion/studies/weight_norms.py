@@ -14,7 +14,7 @@ from bastion.forward import device_of, predict
 from bastion.models.weight_kinds import KINDS, Kind, Weight, weights
 from bastion.settings import AtLeastOne, NotNegative, settings
 from bastion.studies import studies
-from bastion.studies.examples import first_examples
+from bastion.studies.examples import SplitName, first_examples
 from bastion.types import DataSet, Study
 
 BATCH = 100
@@ -27,17 +27,18 @@ class WeightNorms(Study):
 
     A weight is taken as a matrix with a row for each output. In the theorem, on W·φ(A·x) with an attention layer A, b₁
     and b₂ bound the l1 norms of the rows of A and of W. Here b₁ of a block is the largest of its queries, keys and
-    values, b₂ that of its feed-forward layers. γ is the median margin of the training images that are classified right,
-    n the number of training images.
+    values, b₂ that of its feed-forward layers. γ is the median margin of the first images of a split that are
+    classified right, n the number of images of that split; in the theorem they are the training images.
     """
 
     eps: NotNegative = 8 / 255
-    images: AtLeastOne = 1000  # of the training split, for γ
+    images: AtLeastOne = 1000  # of the split, for γ
+    split: SplitName = "train"
 
     facts: ClassVar[Mapping[str, str]] = {
         "largest_term": "the largest `term` of a block",
-        "gamma": "median margin of the training images that are right: the right logit less the largest other one",
-        "n": "images of the training split",
+        "gamma": "median margin of the images that are right: the right logit less the largest other one",
+        "n": "images of the split",
         "term": "2εb₁b₂/(γ√n), by block; NaN for one without attention or feed-forward layers",
         "kind": f"of a weight: {', '.join(f'{number} {kind}' for number, kind in enumerate(KINDS))}",
         "block": "that a weight is in, by number; -1: in none",
@@ -49,10 +50,10 @@ class WeightNorms(Study):
 
     @property
     def reads(self) -> Mapping[str, int | None]:
-        return {"train": self.images}
+        return {self.split: self.images}
 
     def __call__(self, model: nn.Module, data: DataSet, part: int, *, seed: int) -> dict[str, Tensor]:
-        found, n = weights(model), len(data.train)
+        found, n = weights(model), len(data.split(self.split))
         gamma = self._gamma(model, data)
         blocks = range(1 + max(weight.block for weight in found))
         term = torch.tensor([self._term(found, block, gamma, n) for block in blocks] or [math.nan])
@@ -72,7 +73,7 @@ class WeightNorms(Study):
         }
 
     def _gamma(self, model: nn.Module, data: DataSet) -> float:
-        batch = first_examples(data, "train", self.images, "weight-norms.images").to(device_of(model))
+        batch = first_examples(data, self.split, self.images, "weight-norms.images").to(device_of(model))
         parts = batch.chunk(-(-self.images // BATCH))
         right_margin = -torch.cat([margin(predict(model, part), part.y) for part in parts]).double()
         return right_margin[right_margin > 0].median().item() if (right_margin > 0).any() else math.nan

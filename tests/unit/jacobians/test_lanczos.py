@@ -27,6 +27,8 @@ PRESCRIBED: dict[str, Sequence[float]] = {
 class Matrices:
     """A matrix for each example; counts products."""
 
+    noise = 0.0
+
     def __init__(self, matrices: Tensor) -> None:
         self.matrices, self.products = matrices, 0
         self.outputs, self.inputs = matrices.shape[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.cube import Cube, CubeForward, CubeOnce
 from torch import Tensor, nn
 
 from bastion.errors import BastionError
+from bastion.jacobians.lanczos import largest
 from bastion.jacobians.products import Branch, Function, Jacobian
 
 
@@ -93,6 +95,41 @@ def test_the_branch_is_the_jacobian_without_the_identity() -> None:
     assert not Jacobian(FUNCTIONS["pooling"], x).is_square
 
 
+def small_branch(size: float, dtype: torch.dtype = torch.float32) -> tuple[Branch, Tensor, Callable[[int], Tensor]]:
+    """F(x) = size · Wx, the singular values of F, and start vectors."""
+    draw = torch.Generator().manual_seed(0)
+    weight = size * torch.randn(300, 300, generator=draw, dtype=torch.float64) / 300**0.5
+    linear = weight.T.to(dtype)
+    branch = Branch(Jacobian(lambda z: z + z @ linear, torch.randn(2, 300, generator=draw, dtype=dtype)))
+
+    def start(number: int) -> Tensor:
+        return torch.randn(2, 300, generator=torch.Generator().manual_seed(number), dtype=dtype)
+
+    return branch, torch.linalg.svdvals(weight), start
+
+
+@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize("size", [1e-5, 1e-6, 1e-7])
+def test_the_search_of_a_small_branch_ends_where_rounding_is_the_limit(size: float, top: int) -> None:
+    """Products with J are rounded at the size of the identity, which is far larger than F."""
+    branch, right, start = small_branch(size)
+    found = largest(branch, start, top=top, limit=2000)
+    assert (found.products < 200).all()
+    assert (found.residuals.amax(1) > 1e-4).all()  # so it is told that it did not converge
+    nearest = (found.values[:, :, None] - right).abs().amin(2)
+    assert (nearest <= found.residuals * found.values[:, :1]).all()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1e-3, torch.float32), (1e-6, torch.float64)])
+def test_the_search_of_a_branch_that_rounding_spares_is_that_of_any_map(size: float, dtype: torch.dtype) -> None:
+    branch, right, start = small_branch(size, dtype)
+    found = largest(branch, start, top=3)
+    assert (found.residuals <= 1e-4).all()
+    branch.noise = 0.0
+    assert all(map(torch.equal, found, largest(branch, start, top=3)))
+    assert torch.allclose(found.values, right[:3].expand(2, 3), rtol=1e-4)
+
+
 class Wrong(CubeForward):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
@@ -130,6 +167,12 @@ def test_an_example_that_is_not_finite_is_no_reason_to_doubt_the_way_back() -> N
 def test_two_ways_that_disagree_are_one_clear_line() -> None:
     with pytest.raises(BastionError, match="block 3: .* forward and reverse mode give different ones"):
         Jacobian(Wrong.apply, images(), "block 3")
+
+
+def test_a_block_that_mixes_the_examples_of_a_batch_is_named_as_a_cause() -> None:
+    mixing = nn.BatchNorm2d(2, track_running_stats=False).double()
+    with pytest.raises(BastionError, match="block 3: no Jacobian by image: .* mixes the examples of a batch"):
+        Jacobian(mixing, images(), "block 3")
 
 
 def test_a_function_that_ignores_its_input_has_the_jacobian_zero() -> None:

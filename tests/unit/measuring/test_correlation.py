@@ -53,3 +53,11 @@ def test_what_says_nothing_has_no_interval() -> None:
     assert math.isnan(spearman(np.ones(9), np.arange(9)).value)
     assert (spearman(np.arange(3), np.arange(3)).low, spearman(np.arange(3), np.arange(3)).high) == (-1, 1)
     assert math.isnan(spearman(np.zeros(0), np.zeros(0)).value)
+
+
+def test_pairs_with_a_nan_are_left_out_and_infinity_ranks_last() -> None:
+    a, b = np.arange(10.0), np.arange(10.0)[::-1].copy()
+    a[[2, 7]] = math.nan
+    assert (spearman(a, b).value, spearman(a, b).n) == (-1, 8)
+    b[0] = math.inf
+    assert spearman(a, b).value == -1

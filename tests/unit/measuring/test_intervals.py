@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bastion.measuring.intervals import Estimate, bounded_mean, clopper_pearson, difference, estimate, mean, wilson
+from bastion.measuring.intervals import (
+    Estimate,
+    bounded_mean,
+    clopper_pearson,
+    difference,
+    estimate,
+    mean,
+    student_t,
+    wilson,
+)
 
 
 @given(st.integers(0, 500), st.integers(1, 500))
@@ -94,6 +103,20 @@ def test_the_interval_of_shares_stays_between_their_bounds_and_has_a_width(value
     assert -0.5 <= found.low <= found.value + 1e-12
     assert found.value - 1e-12 <= found.high <= 2.0
     assert found.low < found.high
+
+
+@pytest.mark.parametrize("n", [*range(2, 40), 1_000, 50_000])
+def test_the_interval_of_a_mean_is_students(n: int) -> None:
+    assert student_t(n - 1) == pytest.approx(stats.t.ppf(0.975, n - 1), rel=5e-6)
+    values = np.random.default_rng(n).normal(2.0, 3.0, n)
+    found, theirs = mean(values), stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_the_interval_of_few_values_covers_the_truth(n: int) -> None:
+    found = [mean(values) for values in np.random.default_rng(0).normal(2.0, 3.0, (4000, n))]
+    assert 0.94 < np.mean([each.low <= 2.0 <= each.high for each in found]) < 0.96
 
 
 def test_values_that_are_not_there_are_left_out() -> None:

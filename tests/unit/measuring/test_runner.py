@@ -256,8 +256,8 @@ def test_a_raised_revision_is_measured_anew(ask: Any, measured: list[Any], monke
     [
         {"probes": {"far": {"name": "distortion", "norm": "l2"}}},
         {"probes": {"aa": {"name": "adversarial", "threat": {"norm": "l2", "eps": 1}, "attack": "autoattack"}}},
-        {"studies": {"landscape": {"name": "landscape", "threat": {"norm": "l2", "eps": 1}, "attack": "autoattack"}}},
-        {"studies": {"sharpness": {"name": "sharpness", "threat": {"norm": "l2", "eps": 1}, "attack": "minimal"}}},
+        {"studies": {"at": {"name": "landscape", "n": 8, "threat": {"norm": "l2", "eps": 1}, "attack": "autoattack"}}},
+        {"studies": {"at": {"name": "sharpness", "n": 8, "threat": {"norm": "l2", "eps": 1}, "attack": "minimal"}}},
     ],
     ids=["minimal", "autoattack", "study of autoattack", "study of minimal"],
 )

@@ -230,6 +230,18 @@ def test_a_model_without_residual_blocks_is_one_clear_line_but_has_a_jacobian_as
     assert close(facts["network"][0], torch.linalg.svdvals(stranger[1].weight.detach().double()))
 
 
+def test_a_branch_that_is_lost_in_rounding_warns_and_takes_few_products() -> None:
+    block = nn.Conv2d(3, 3, 3, padding=1)
+    block.weight.data *= 1e-7
+
+    class Residual(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + block(x)
+
+    facts = JacobianSpectra(parts=("branch",))(classifier(Residual(), blocks="0.0"), batch(8), seed=0)
+    assert facts["warning.unconverged"].all() and (facts["products"] < 200).all()
+
+
 def test_memory_that_does_not_suffice_is_told_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_available", lambda device: 1000)
     monkeypatch.setattr(module, "Jacobian", None)

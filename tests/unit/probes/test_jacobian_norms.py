@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.vits import right_batch, small_vit
-from torch import Tensor
+from torch import Tensor, nn
 
 from bastion import memory
 from bastion.errors import BastionError
 from bastion.jacobians.parts import Chain
+from bastion.models import Backbone, Classifier
+from bastion.models.classifier import Blocks
 from bastion.probes import jacobian_norms
 from bastion.probes.jacobian_norms import JacobianNorms
 from bastion.studies.complexity import peak_memory
@@ -72,3 +74,37 @@ def test_a_block_that_is_too_large_is_refused_before_the_first_product() -> None
     model = small_vit(depth=2)
     with pytest.raises(BastionError, match=r"block blocks\.0 puts out 272 numbers .* raise `most`"):
         JacobianNorms(most=200)(model, right_batch(model, n=1), seed=0)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x).relu()
+
+
+class LeavesOut(nn.Module):
+    """Three blocks, of which the second is not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual(), Residual(), Residual()])
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks[2](self.blocks[0](x)).flatten(1))
+        return logits
+
+
+def test_a_block_that_is_not_run_has_no_norm_and_spoils_none() -> None:
+    torch.manual_seed(0)
+    backbone = Backbone(LeavesOut(), 3, (3, 4, 4), blocks=(Blocks("blocks.*"),))
+    model = Classifier(backbone, (0.0,) * 3, (1.0,) * 3).eval()
+    facts = JacobianNorms()(model, Batch(torch.arange(2), torch.rand(2, 3, 4, 4), torch.zeros(2, dtype=int)), seed=0)
+    assert facts["sigma"].isnan().tolist() == [[False, True, False]] * 2
+    by_hand = (facts["norm_1"][:, [0, 2]].amax(1) * facts["norm_inf"][:, [0, 2]].amax(1)).sqrt()
+    assert torch.equal(facts["table_2"], by_hand)
+    assert torch.allclose(facts["looseness"], by_hand / facts["sigma"][:, [0, 2]].amax(1))
+    assert not facts["warning.unconverged"].any()

@@ -134,6 +134,58 @@ def test_growth_without_singular_values_has_no_bounds(tmp_path: Path) -> None:
     assert "With the probe jacobian in the suite" in drawn(facts)["growth: growth of perturbations, ℓ2 ≤ 0.5"].caption
 
 
+def test_a_bound_that_lacks_a_block_is_none(tmp_path: Path) -> None:
+    """The second block changes the shape, and its σ as a whole was not measured."""
+    branch = columns()["branch"].copy()
+    branch[:, 1] = np.nan
+    said = cases(branch=branch)
+    for name in ("block", "block_residual"):
+        del said["sigma"]["columns"][name]
+    facts = measure_cases(create_run(tmp_path / "run", 0), said)
+    assert growth(facts, facts.case("growth")).product is None
+    figure = drawn(facts)["growth: growth of perturbations, ℓ2 ≤ 0.5"]
+    assert "its parts branch and block" in figure.caption
+    assert figure.table is not None and "images above" not in figure.table.columns
+
+
+def test_the_bound_of_an_image_that_is_not_finite_is_left_blank(tmp_path: Path) -> None:
+    branch = columns()["branch"].copy()
+    branch[1] = np.nan
+    facts = measure_cases(create_run(tmp_path / "run", 0), cases(branch=branch, block=branch))
+    table = drawn(facts)["growth: growth of perturbations, ℓ2 ≤ 0.5"].table
+    assert table is not None and table.rows[0][1][-4:] == ["× –", "× –", "–", "–"]
+
+
+def test_a_singular_value_that_is_not_finite_has_no_rank(tmp_path: Path) -> None:
+    exponent = columns()["exponent"].copy()
+    exponent[3] = np.nan  # the only one that is not 4
+    facts = measure_cases(create_run(tmp_path / "run", 0), cases(exponent=exponent))
+    table = drawn(facts)["sigma: singular values and smallest distances"].table
+    assert table is not None and table.rows[0][1][0] == "–"
+
+
+def test_attention_without_a_bound_for_every_image_has_none_in_the_table(tmp_path: Path) -> None:
+    blocks = np.array([0.0, 1.0])
+    found = {
+        "block": blocks,
+        "measured": np.array([[2.0, 3.0], [4.0, 1.0]]),
+        "residual": np.array([2e-5, 7e-5]),
+        "reached_bound": np.array([8.0, 20.0]),
+        "bound": np.array([10.0, np.nan]),  # no LayerNorm before the second
+        "scale": np.ones((2, 1)),
+        "scaled": np.array([[3.0], [4.0]]),
+        "scaled_bound": np.array([[8.0], [20.0]]),
+        "warning.unconverged": np.array([False, True]),
+    }
+    case = {"kind": "studies", "role": "analysis", "spec": {"name": "attention-lipschitz"}, "columns": found}
+    facts = measure_cases(create_run(tmp_path / "run", 0), {"attention": case}, n=2)
+    table = drawn(facts)["attention: Lipschitz constants of self-attention"].table
+    assert table is not None and table.rows[0][1] == ["4", "7e-05", "8 to 20", "–", "× 3.833"]
+    (warning,) = facts.warnings()
+    assert warning.where == "1 of 2 parts, study attention"
+    assert "attention/warning.unconverged" not in facts.scalars()
+
+
 def test_measuring_prints_means_of_analyses(made: Facts) -> None:
     values = SIGMA.max(1)[:4] + 1
     (line,) = [line for line in made.table().splitlines() if line.startswith("sigma: table_1")]

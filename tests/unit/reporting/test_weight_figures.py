@@ -67,12 +67,23 @@ def test_tables_say_what_was_stored(measured: Facts) -> None:
     sharp = found["Sharpness"].table
     assert sharp is not None
     assert sharp.rows[0][1][0] == f"{facts['sharp']['loss'][0]:.4g}"
+    assert sharp.rows[0][1][3].endswith(f" ± {facts['sharp']['lowest_residual'][0]:.1g}")
     norms = found["Norms of the weights"].table
     assert norms is not None and norms.rows[0][1][-1] == "–"  # no attention, so no term
+    assert norms.columns[-1] == "largest term at ε = 8/255"
     around = found["Rise of the loss (around)"].table
     assert around is not None
     assert [name for name, _ in around.rows] == ["run, clean", "run, adversarial"]
     assert around.rows[0][1][0] == f"{facts['around']['clean'][1, 1]:.4g}"
+
+
+def test_sharpness_without_a_residual_of_the_smallest_eigenvalue_is_shown(tmp_path: Path) -> None:
+    """Facts from before it was stored."""
+    scalars = dict.fromkeys(("loss", "rise", "top", "lowest", "trace", "trace_error"), np.array([0.5]))
+    columns = scalars | {"eigenvalues": np.array([[0.5, 0.25]]), "residuals": np.array([[1e-3, 1e-3]])}
+    case = {"kind": "studies", "role": "analysis", "spec": {"name": "sharpness"}, "columns": columns}
+    table = drawn(measure_cases(create_run(tmp_path / "run", 0), {"sharp": case}, n=1))["Sharpness"].table
+    assert table is not None and table.rows[0][1] == ["0.5", "0.5", "0.5 ± 0.001", "0.5", "0.5 ± 0.5"]
 
 
 def test_kinds_are_those_of_the_study() -> None:
@@ -105,13 +116,40 @@ def test_contours_are_round_numbers_that_all_panels_share() -> None:
     assert len(_levels(flat, 2.0)) == 1
 
 
-def test_losses_without_a_contour_are_drawn_all_the_same(tmp_path: Path) -> None:
-    axis = np.linspace(-1, 1, 3)
-    columns = {"alpha": axis, "beta": np.tile(axis, (3, 1)), "clean": np.full((3, 3), 2.303)}
-    run = create_run(tmp_path / "flat", seed=0)
+def drawn_losses(folder: Path, losses: np.ndarray[Any, Any]) -> dict[str, Figure]:
+    """The figures of these losses on a grid."""
+    columns = {"alpha": np.linspace(-1, 1, len(losses)), "clean": losses}
+    columns["beta"] = np.tile(np.linspace(-1, 1, losses.shape[1]) if losses.shape[1] > 1 else 0.0, (len(losses), 1))
     case = {"kind": "studies", "role": "analysis", "spec": {"name": "landscape"}, "columns": columns}
-    facts = measure_cases(run, {"flat": case}, n=1)
-    assert len(drawn(facts)) == 3
+    return drawn(measure_cases(create_run(folder, seed=0), {"grid": case}, n=1))
+
+
+def test_losses_without_a_contour_are_drawn_all_the_same(tmp_path: Path) -> None:
+    assert len(drawn_losses(tmp_path / "flat", np.full((3, 3), 2.303))) == 3
+
+
+@pytest.mark.parametrize("places", ["a corner", "the model", "everywhere"])
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+def test_a_loss_without_a_logarithm_is_no_contour_and_harms_no_other(tmp_path: Path, value: float, places: str) -> None:
+    losses = 1 + np.arange(25.0).reshape(5, 5)
+    losses[{"a corner": (0, 0), "the model": (2, 2), "everywhere": ...}[places]] = value
+    found = drawn_losses(tmp_path / "grid", losses)
+    table = found["Rise of the loss (grid)"].table
+    assert table is not None and len(found) == 3
+    assert table.rows[0][1][0] == ("13" if places == "a corner" else "0" if value == 0 else "–")
+    left_out = 0 if value == 0 else 25 if places == "everywhere" else 1
+    caption = found["Rise of the loss (grid)"].caption
+    assert (f"At {left_out} points the loss is not finite." in caption) is bool(left_out)
+    assert len(drawn_losses(tmp_path / "line", losses[:, 2:3])) == 1
+
+
+def test_levels_do_not_depend_on_a_loss_of_zero_or_nan() -> None:
+    grid = bowl(11)
+    for value in (0.0, np.nan, np.inf):
+        loss = grid.loss.copy()
+        loss[0, 0] = value
+        both = [grid, grid._replace(loss=loss)]
+        assert _levels(both, _top(both)) == [1.2, 1.5, 2, 2.5, 3]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from scripts.understanding_claims import (
     MADE,
     MODELS,
     NETWORKS,
+    PAIRS,
     UNTRIED,
     Row,
     claim_rows,
@@ -21,6 +22,7 @@ from scripts.understanding_claims import (
     lemma,
     lipschitz,
     summary_table,
+    synthesis,
 )
 
 from bastion.measuring.facts import Facts
@@ -193,3 +195,11 @@ def test_every_claim_holds_where_the_measurements_agree_with_it_and_fails_where_
     for claim, each in undecided.items():
         assert each in verdicts(rows, claim)
     assert claims_table(rows).count("\n") == len(rows) + 1
+
+
+def test_images_made_for_a_class_are_judged_by_the_independent_classifier_too() -> None:
+    rows = synthesis({name: study_of(name, True) for name in MODELS})
+    judges = {row.compared.rpartition(" by ")[2] for row in rows}
+    assert judges == set(JUDGES)
+    assert len(rows) == len(MADE) * len(PAIRS) * (len(JUDGES) - 1)  # none by the standard model itself
+    assert not any(row.compared.count(row.compared.rpartition(" by ")[2]) > 1 for row in rows)

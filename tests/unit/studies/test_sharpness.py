@@ -75,6 +75,26 @@ def test_the_spectrum_of_a_quadratic_is_found() -> None:
     assert (distance <= found.residuals + 1e-10).all()  # a residual is what it says
 
 
+def test_eigenvalues_that_did_not_converge_say_so() -> None:
+    matrix, start = with_spectrum(torch.linspace(0, 1, 60).double()), drawn(1, 60)[0]
+    cut, done = (
+        lanczos(lambda vector: matrix @ vector, start, wanted=3, iterations=count, tolerance=1e-6) for count in (5, 60)
+    )
+    assert not cut.converged and cut.residuals[:3].max() > 1e-6
+    assert done.converged and done.residuals[:3].max() <= 1e-6
+    assert lanczos(torch.zeros_like, start, wanted=3, iterations=5, tolerance=1e-6).converged
+
+
+@pytest.mark.parametrize(("iterations", "unconverged"), [(6, True), (60, False)])
+def test_the_study_warns_of_them(
+    regression: tuple[nn.Module, Tensor], tiny_data: DataSet, iterations: int, unconverged: bool
+) -> None:
+    facts = Sharpness(n=24, eigenvalues=4, iterations=iterations, probes=2)(regression[0], tiny_data, 0, seed=0)
+    assert facts["warning.unconverged"].item() is unconverged
+    exact = torch.linalg.eigvalsh(regression[1])
+    assert (exact - facts["lowest"]).abs().min() <= facts["lowest_residual"] + 1e-6
+
+
 def test_it_ends_where_the_start_reaches_no_further() -> None:
     found = lanczos(lambda vector: 3 * vector, drawn(1, 20)[0], wanted=1, iterations=10, tolerance=0.0)
     assert found.values.tolist() == pytest.approx([3])

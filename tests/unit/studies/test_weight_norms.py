@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from torch import nn
 
 from bastion.data.arrays import ArraySplit
 from bastion.errors import BastionError
+from bastion.measuring.runner import measure
 from bastion.models import Classifier
 from bastion.models.weight_kinds import weights
 from bastion.studies.weight_norms import WeightNorms
+from bastion.suite import load_suite
 from bastion.types import DataSet
 
 
@@ -61,3 +64,40 @@ def test_the_term_is_that_of_the_theorem(tiny_data: DataSet) -> None:
 def test_more_images_than_there_are_is_one_line(tiny_model: Classifier, tiny_data: DataSet) -> None:
     with pytest.raises(BastionError, match=r"weight-norms\.images: the train split of tiny has 48 images, got 1000"):
         WeightNorms()(tiny_model, tiny_data, 0, seed=0)
+
+
+def test_the_split_is_that_of_margin_and_number(tiny_model: Classifier, tiny_data: DataSet) -> None:
+    swapped = DataSet(**{**vars(tiny_data), "train": tiny_data.test, "test": tiny_data.train})
+    n = len(tiny_data.test)
+    facts = WeightNorms(images=n, split="test")(tiny_model, tiny_data, 0, seed=0)
+    others = WeightNorms(images=n)(tiny_model, swapped, 0, seed=0)
+    assert facts["n"] == n and torch.equal(facts["gamma"], others["gamma"])
+
+
+def test_the_eps_of_the_suites_is_that_of_the_term() -> None:
+    """And Lemma 1 keeps its own."""
+    for name in ("weights", "analysis"):
+        cases = load_suite(name, "eps=4/255").cases()
+        assert [case.spec["eps"] for case in cases if case.base == "norms"] == [4 / 255]
+        assert [case.spec["eps"] for case in cases if case.base == "lemma-1"] == [8 / 255, 1]
+
+
+def test_data_without_training_images_is_told_before_the_first_study_with_what_would_do(
+    tiny_model: Classifier, tmp_path: Path
+) -> None:
+    x, y = torch.rand(12, 3, 8, 8), torch.arange(12) % 3
+    line = {"name": "landscape", "dimensions": 1, "points": 3, "n": 8}
+    suite = {
+        "axes": {"eps": {"set": "studies.lemma.eps", "to": [0.1, 0.2]}},
+        "studies": {"norms": "weight-norms", "lemma": {"name": "rademacher", "draws": 5}, "line": line},
+    }
+    told = r"studies\.norms takes 1000 images of the train split, which has 0; studies\.lemma takes 500 .* change the "
+    with pytest.raises(BastionError, match=told) as caught:
+        measure(tiny_model, (x, y), suite, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    changes = str(caught.value).partition("change the suite: --set ")[2].split(" --set ")
+    wanted = [f"studies.{name}={value}" for name, value in (("norms.split", "test"), ("norms.images", 12))]
+    wanted += [f"studies.{name}={value}" for name, value in (("lemma.split", "test"), ("lemma.images", 12))]
+    assert changes == [*wanted, "studies.line.split=test"]
+    facts = measure(tiny_model, (x, y), suite, changes=changes, folder=tmp_path / "run")
+    assert facts.studies()["norms"]["n"] == 12

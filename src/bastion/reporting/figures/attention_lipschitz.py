@@ -20,10 +20,11 @@ CAPTION = (
     "and the upper bound of its Lipschitz constant (dashed): left for all tokens that its LayerNorm can give, so for "
     "every image; right for tokens no longer than those of the images, multiplied by the scale, medians over the "
     "blocks. The bound grows as the square of the tokens' length: without a bound on tokens, attention has no "
-    "Lipschitz constant."
+    "Lipschitz constant; nor has it one for every image where no LayerNorm stands directly before it. The residual "
+    "bounds the error of every measured value, as a share of it."
 )
 
-COLUMNS = ["largest measured", "bound for tokens as long", "bound for every image", "bound / measured"]
+COLUMNS = ["largest measured", "residual", "bound for tokens as long", "bound for every image", "bound / measured"]
 
 
 @figures.register("attention-lipschitz")
@@ -37,7 +38,7 @@ def attention_lipschitz(table: SharedTable, cases: Sequence[MeasuredCase], key: 
 
 
 def _attending(table: SharedTable, case: MeasuredCase) -> list[TableRow]:
-    """Rows of models that have self-attention between tokens."""
+    """Rows of models that have self-attention of a known form."""
     return [row for row in table.rows if _attends(row, case)]
 
 
@@ -85,7 +86,7 @@ def _by_scale(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
 
 def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     if not _attends(row, case):
-        return ["no token attention", *["–"] * (len(COLUMNS) - 1)]
+        return ["no attention of a known form", *["–"] * (len(COLUMNS) - 1)]
     measured, own, every = (
         _fact(row, case, "measured").max(1),
         _fact(row, case, "reached_bound"),
@@ -93,6 +94,7 @@ def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     )
     return [
         quantity(float(measured.max())),
+        f"{_fact(row, case, 'residual').max():.0e}",
         _range(own),
         _range(every),
         f"× {quantity(float(np.median(own / measured)))}",
@@ -102,4 +104,4 @@ def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
 def _range(values: Column) -> str:
     """Over the blocks."""
     low, high = float(values.min()), float(values.max())
-    return quantity(low) if low == high else f"{quantity(low)} to {quantity(high)}"
+    return f"{quantity(low)} to {quantity(high)}" if low < high else quantity(low)

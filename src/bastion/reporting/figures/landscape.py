@@ -57,9 +57,12 @@ def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
             Figure(f"Contours of the {name} loss ({case.label})", contours, legend=False),
             Figure(f"The {name} loss as a surface ({case.label})", surfaces, legend=False),
         ]
-    shared = " All panels share contours and heights."
-    cut = f" Surfaces are cut off at {top:.3g}." if max(grid.loss.max() for grid in grids) > top else ""
-    return [*found, Figure(f"Rise of the loss ({case.label})", caption=CAPTION + shared + cut, table=rises)]
+    caption = CAPTION + " All panels share contours and heights."
+    if any((grid.loss > top).any() for grid in grids):
+        caption += f" Surfaces are cut off at {top:.3g}."
+    if missing := sum(int(np.count_nonzero(~np.isfinite(grid.loss))) for grid in grids):
+        caption += f" At {missing} points the loss is not finite."
+    return [*found, Figure(f"Rise of the loss ({case.label})", caption=caption, table=rises)]
 
 
 def _grid(row: TableRow, case: MeasuredCase, name: str) -> LossGrid:
@@ -69,17 +72,24 @@ def _grid(row: TableRow, case: MeasuredCase, name: str) -> LossGrid:
 
 def _top(grids: Sequence[LossGrid]) -> float:
     """The largest loss that is shown: at most ten times the largest loss of the models themselves."""
-    return float(min(max(grid.loss.max() for grid in grids), 10 * max(_centre(grid) for grid in grids)))
+    shown = _on_log_scale(np.stack([grid.loss for grid in grids]))
+    centres = _on_log_scale(np.array([_centre(grid) for grid in grids]))
+    return float(min(shown.max(initial=0.0) or 1.0, 10 * centres.max(initial=0.0) or np.inf))
 
 
 def _levels(grids: Sequence[LossGrid], high: float) -> list[float]:
-    """Levels of contours: round numbers from the smallest loss to `high`."""
-    low = min(grid.loss.min() for grid in grids)
+    """Levels of contours: round numbers from the smallest loss above 0 to `high`."""
+    low = _on_log_scale(np.stack([grid.loss for grid in grids])).min(initial=high)
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     levels = [step * 10.0**power for power in powers for step in STEPS if low < step * 10.0**power <= high]
     while len(levels) > MANY:
         levels = levels[-1::-2][::-1]
     return levels or [high]
+
+
+def _on_log_scale(losses: Column) -> Column:
+    """The losses that have a place on it, in a row."""
+    return losses[np.isfinite(losses) & (losses > 0)]
 
 
 def _centre(grid: LossGrid) -> float:
@@ -133,8 +143,9 @@ def _lines(grids: Sequence[LossGrid], key: str) -> Markup:
         axes.set_title(f"{grids[0].name} loss", loc="left", fontsize=13)
         for grid in grids:
             axes.plot(grid.alpha, grid.loss[:, 0], color=svg.colour(grid.row.run.number), linewidth=2)
-        axes.set_yscale("log")
-        svg.decades(axes.yaxis)
+        if any(len(_on_log_scale(grid.loss)) for grid in grids):
+            axes.set_yscale("log")
+            svg.decades(axes.yaxis)
         axes.set_xlabel("α")
         axes.grid(axis="y")
         return svg.inline(drawn, key, f"{grids[0].name} loss along a random direction")

@@ -30,7 +30,9 @@ BOUNDED = (
     "first order, and what is between blocks counts as measured. Images above are those whose perturbation is "
     "somewhere longer than ∏(1 + σ)."
 )
-UNBOUNDED = " With the probe jacobian in the suite, the bounds of Eq. 15 stand beside it."
+UNBOUNDED = (
+    " With the probe jacobian in the suite, and its parts branch and block, the bounds of Eq. 15 stand beside it."
+)
 
 APART = 0.075  # distance between labels of lines, relative to the height of a panel
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -74,7 +76,7 @@ def growth(facts: Facts, case: MeasuredCase) -> Growth:
 
 
 def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
-    """∏(1 + σ) and exp(Σσ) times the length at the input, by block; empty without singular values."""
+    """∏(1 + σ) and exp(Σσ) times the length at the input, by block; empty without the σ of a block."""
     found = [case for case in facts.about.cases if case.spec.get("name") == "jacobian" and "branch" in case.columns]
     if not found:
         return []
@@ -82,6 +84,8 @@ def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
     if branch.shape != entering.shape:
         return []
     block = values(facts, found[0], "block") if "block" in found[0].columns else np.full_like(branch, np.nan)
+    if np.isnan(np.fmax(branch, block)).all(0).any():
+        return []
     between = entering / attacked[:, :-1]  # 1, unless there are layers between two blocks
     first = attacked[:, :1]
     with np.errstate(over="ignore"):  # exp of a large value is infinite, as a bound may be
@@ -143,8 +147,9 @@ def _cells(grown: Growth) -> list[str]:
     if grown.product is None or grown.exponential is None:
         return cells
     loose = np.median(grown.product[:, -1] / grown.attacked[:, -1])
-    above = (grown.attacked > SLACK * grown.product).any(1).mean()
-    return [*cells, _gain(grown.product), _gain(grown.exponential), _number(float(loose)), f"{percent(above)} %"]
+    known = not np.isnan(grown.product).any()
+    above = f"{percent((grown.attacked > SLACK * grown.product).any(1).mean())} %" if known else "–"
+    return [*cells, _gain(grown.product), _gain(grown.exponential), _number(float(loose)), above]
 
 
 def _gain(column: Column) -> str:
@@ -155,7 +160,7 @@ def _number(value: float) -> str:
     """A number that may be huge: 142.5, 4.7·10⁵, ∞."""
     if np.isinf(value):
         return "∞"
-    if value < 1e4:
+    if not value >= 1e4:  # or NaN
         return quantity(value)
     power = int(np.log10(value))
     return f"{value / 10**power:.1f}·10{str(power).translate(SUPERSCRIPTS)}"

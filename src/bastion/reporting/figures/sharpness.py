@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -10,15 +11,17 @@ from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, fact, figures, line_style, single_fact
+from bastion.reporting.figures import Figure, Table, figures, line_style, single_fact
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
 CAPTION = (
     "Of the mean cross-entropy as a function of the weights. The rise is to the largest loss that gradient ascent "
     "finds where every weight tensor moves by at most ρ of its length. Eigenvalues are Lanczos's, each with its "
-    "residual, which bounds its error; the trace is Hutchinson's estimate ± its standard error."
+    "residual, which bounds its error; copies of a multiple eigenvalue may be missing. The trace is Hutchinson's "
+    "estimate ± its standard error."
 )
+FACTS = ("loss", "rise", "top", "residuals", "lowest", "trace", "trace_error")
 COLUMNS = ["loss", "rise in the ball", "largest eigenvalue", "smallest found", "trace"]
 
 
@@ -50,11 +53,12 @@ def _panel(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
 
 
 def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
-    facts = {name: fact(row, case, name)[0] for name in case.columns}
+    facts: dict[str, Any] = {name: single_fact(row, case, name) for name in FACTS}
+    lowest = row.facts.columns.get(f"{case.label}/lowest_residual")  # None: measured before it was stored
     return [
         quantity(facts["loss"]),
         quantity(facts["rise"]),
         f"{quantity(facts['top'])} ± {facts['residuals'][0]:.1g}",
-        quantity(facts["lowest"]),
+        quantity(facts["lowest"]) + ("" if lowest is None else f" ± {lowest[0]:.1g}"),
         f"{quantity(facts['trace'])} ± {facts['trace_error']:.2g}",
     ]
