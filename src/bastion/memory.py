@@ -19,7 +19,9 @@ def check_memory(needed: int, device: torch.device, where: str, remedy: str) -> 
 
 
 def _available(device: torch.device) -> int | None:
-    """Return the free bytes; None if the system does not report them."""
+    """Return the free bytes; None if the system does not report them, or nothing is allocated."""
+    if device.type == "meta":
+        return None
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
