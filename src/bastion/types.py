@@ -285,6 +285,10 @@ class Probe:
     def describe(self) -> Description:
         return Description()
 
+    def versions(self, model: nn.Module) -> tuple[int, ...]:
+        """Return the versions of what its facts of this model depend on, besides its own."""
+        return self.describe().versions
+
     @property
     def batches(self) -> int:
         """Number of usual batches that it gets at once; above one if most examples are cheap."""

@@ -121,7 +121,7 @@ class Worker:
     def _store(self, case: Case, built: Probe | Study) -> FactStore:
         """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
         named: dict[str, Any] = {case.kind: canonical(built), "seed": self.job.seed}
-        versions = built.describe().versions if isinstance(built, Probe) else built.versions
+        versions = built.versions(self.network_for(case)) if isinstance(built, Probe) else built.versions
         if any(number != 1 for number in versions):
             named["versions"] = versions
         if data_key(case.data) != data_key(self.job.suite.data):
