@@ -25,6 +25,7 @@ from bastion.attacks import Threat
 from bastion.attacks.pgd import PGD
 from bastion.data.known import outline
 from bastion.forward import in_mode
+from bastion.memory import keep_freed_memory
 from bastion.models import checkpoint
 from bastion.models.corruption_model import CorruptionModel, keep_mask
 from bastion.recipe import load_recipe
@@ -168,6 +169,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"to {RESULTS.relative_to(RESULTS.parents[2])}")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in `bastion train`
     lines = ["# RSPC: what a training step costs", "", "`python -m benchmarks.rspc --write`, one thread.", ""]
     for name in chosen.models:
         lines += table(name, chosen.rounds)

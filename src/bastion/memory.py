@@ -1,12 +1,29 @@
-"""Checks the free memory before something large is started."""
+"""Checks the free memory before something large is started; keeps what a step freed for the next one."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import torch
 
 from bastion.errors import BastionError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed tensors for the next step: fetching their pages again costs a tenth of an RSPC step.
+
+    For processes that bastion starts: it holds for all that a process does.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt"):  # musl has none
+        return
+    # Some versions refuse more than 32 MiB. Blocks above the threshold go back to the system whatever the other is.
+    if libc.mallopt(M_MMAP_THRESHOLD, 1 << 30) or libc.mallopt(M_MMAP_THRESHOLD, 32 << 20):
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def check_memory(needed: int, device: torch.device, where: str, remedy: str) -> None:
