@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
+from bastion.errors import shown
 from bastion.forward import check_gradient
 from bastion.models.classifier import Classifier
 from bastion.models.corruption_model import CorruptionModel, keep_mask
@@ -53,8 +54,9 @@ class RSPC(Objective):
             "weight": ("alignment" not in self._terms, "weighs the alignment, which nothing takes here"),
         }
         for key, (unused, why) in without_effect.items():
-            if unused and getattr(self, key) != getattr(type(self), key):
-                raise SettingsError("rspc", (key,), f"{why}; leave it out")
+            usual = getattr(type(self), key)
+            if unused and getattr(self, key) != usual:
+                raise SettingsError("rspc", (key,), f"{why}; leave it out, or at its default, {shown(usual)}")
 
     @property
     def _terms(self) -> set[Term]:
