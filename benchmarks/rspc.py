@@ -11,6 +11,7 @@ attack step is what a step more of PGD takes on the same model in eval mode, wit
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from bastion.training.optim import make_optimizer
 from bastion.types import Batch, DataSet, TrainingContext
 
 RESULTS = Path(__file__).parent / "results" / "rspc.md"
+PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 # model: whose images it takes, and how many at once
 MODELS = {
     "tiny/vit": ("cifar10", 128),
@@ -162,11 +164,25 @@ def table(name: str, rounds: int) -> list[str]:
     return [*lines, "", f"RSPC at most {GOAL} times standard training: {'met' if met else 'not met'}.", ""]
 
 
+def write_page(results: str) -> None:
+    """Put the training steps of all models into one table of the page, as they are in the results."""
+    models = results.split("## ")[1:]
+    columns = [dict(re.findall(r"^\| (.+?) \| \S+ \| (\S+×) \|$", part, re.MULTILINE)) for part in models]
+    titles = [part.partition("\n")[0].rpartition(", ")[0] for part in models]
+    lines = [f"| training step | {' | '.join(titles)} |", "|---" * (1 + len(models)) + "|"]
+    lines += [f"| {way} | {' | '.join(column[way] for column in columns)} |" for way in WAYS]
+    begin, end = "<!-- cost of rspc -->\n", "<!-- end -->"
+    before, _, rest = PAGE.read_text().partition(begin)
+    PAGE.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--write", action="store_true", help=f"to {RESULTS.relative_to(RESULTS.parents[2])}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"to {RESULTS.relative_to(RESULTS.parents[2])} and docs/training.md"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as in `bastion train`
@@ -176,6 +192,7 @@ def main() -> None:
         print("\n".join(lines[-17:]), flush=True)
     if chosen.write:
         RESULTS.write_text("\n".join(lines))
+        write_page(RESULTS.read_text())
 
 
 if __name__ == "__main__":
