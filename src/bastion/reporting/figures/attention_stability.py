@@ -31,6 +31,7 @@ def attention_stability(comparison: Comparison, cases: Sequence[MeasuredCase], k
     for number, case in enumerate(cases):
         found += [
             _similarities(comparison, case, f"{key}-{number}"),
+            _heads(comparison, case, f"{key}-heads-{number}"),
             *_over_masks(comparison, case, f"{key}-masks-{number}"),
             *_pictures(comparison, case),
         ]
@@ -74,6 +75,31 @@ def _layers(comparison: Comparison, case: MeasuredCase, key: str) -> Markup:
         axes.set_xlabel("attention layer, from input to output")
         axes.grid(axis="y")
         return svg.inline(drawn, key, f"{case.label}: cosine similarity of attention by layer")
+
+
+def _heads(comparison: Comparison, case: MeasuredCase, key: str) -> Figure:
+    """A heat map of layers and heads for each model."""
+    means = [fact(row, case, "similarity_by_head").mean(0) for row in comparison.rows]  # (layers, heads)
+    low, high = min(map(np.nanmin, means)), max(map(np.nanmax, means))
+    panels = []
+    for place, (row, mean) in enumerate(zip(comparison.rows, means, strict=True)):
+        with svg.figure(WIDTH, HEIGHT) as drawn:
+            axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
+            axes.set_title(row.name, loc="left", x=-0.13, pad=10, fontsize=13)
+            layers, heads = (np.arange(count + 1) + 0.5 for count in mean.shape)
+            axes.pcolormesh(layers, heads, np.ma.masked_invalid(mean.T), cmap="viridis", vmin=low, vmax=high)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_xlabel("attention layer, from input to output")
+            axes.set_ylabel("head")
+            panels.append(svg.inline(drawn, f"{key}-{place}", f"{row.name}: similarity of attention by layer and head"))
+    return Figure(
+        f"{case.label}: attention by layer and head",
+        panels,
+        f"Cosine similarity, mean over the images, from {low:.3f} (dark) to {high:.3f} (bright), on one scale for all "
+        "models. Blank where a layer has fewer heads than another.",
+        legend=False,
+    )
 
 
 def _table(comparison: Comparison, case: MeasuredCase) -> Table:
