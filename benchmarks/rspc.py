@@ -11,6 +11,7 @@ attack step is what a step more of PGD takes on the same model in eval mode, wit
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from bastion.attacks import Threat
 from bastion.attacks.pgd import PGD
 from bastion.data.known import outline
 from bastion.forward import in_mode
+from bastion.memory import keep_freed_memory
 from bastion.models import checkpoint
 from bastion.models.corruption_model import CorruptionModel, keep_mask
 from bastion.recipe import load_recipe
@@ -35,6 +37,7 @@ from bastion.training.optim import make_optimizer
 from bastion.types import Batch, DataSet, TrainingContext
 
 RESULTS = Path(__file__).parent / "results" / "rspc.md"
+PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 # model: whose images it takes, and how many at once
 MODELS = {
     "tiny/vit": ("cifar10", 128),
@@ -161,19 +164,35 @@ def table(name: str, rounds: int) -> list[str]:
     return [*lines, "", f"RSPC at most {GOAL} times standard training: {'met' if met else 'not met'}.", ""]
 
 
+def write_page(results: str) -> None:
+    """Put the training steps of all models into one table of the page, as they are in the results."""
+    models = results.split("## ")[1:]
+    columns = [dict(re.findall(r"^\| (.+?) \| \S+ \| (\S+×) \|$", part, re.MULTILINE)) for part in models]
+    titles = [part.partition("\n")[0].rpartition(", ")[0] for part in models]
+    lines = [f"| training step | {' | '.join(titles)} |", "|---" * (1 + len(models)) + "|"]
+    lines += [f"| {way} | {' | '.join(column[way] for column in columns)} |" for way in WAYS]
+    begin, end = "<!-- cost of rspc -->\n", "<!-- end -->"
+    before, _, rest = PAGE.read_text().partition(begin)
+    PAGE.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--write", action="store_true", help=f"to {RESULTS.relative_to(RESULTS.parents[2])}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"to {RESULTS.relative_to(RESULTS.parents[2])} and docs/training.md"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in `bastion train`
     lines = ["# RSPC: what a training step costs", "", "`python -m benchmarks.rspc --write`, one thread.", ""]
     for name in chosen.models:
         lines += table(name, chosen.rounds)
         print("\n".join(lines[-17:]), flush=True)
     if chosen.write:
         RESULTS.write_text("\n".join(lines))
+        write_page(RESULTS.read_text())
 
 
 if __name__ == "__main__":

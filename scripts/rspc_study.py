@@ -1,7 +1,8 @@
 """RSPC in small: one ViT trained in five ways with three seeds, and which claims of the paper hold on it.
 
-    python -m scripts.rspc_study                 # train, measure, write docs/rspc.md; run it again to resume
-    python -m scripts.rspc_study --page          # only write the page
+    python -m scripts.rspc_study                       # train, measure, write docs/rspc.md; run it again to resume
+    python -m scripts.rspc_study --arms rspc-strong    # other ways of training than those four
+    python -m scripts.rspc_study --page                # only write the page
 
 Two processes of one thread train and measure run by run in `runs/rspc-study/`; what the page needs of a run is kept in
 `benchmarks/results/rspc_study/`. CIFAR-10 must be there (`bastion data get cifar10`).
@@ -17,11 +18,12 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from scripts.study import OPEN, PROCESSES, both, in_processes, minus, points, students_t, table, verdict, with_label
+from scripts.study import PROCESSES, both, in_processes, minus, points, students_t, table, verdict, with_label
 
 from bastion import storage
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.intervals import Estimate
+from bastion.recipe import load_recipe
 from bastion.run import open_run
 
 matplotlib.use("Agg")
@@ -32,15 +34,42 @@ SEEDS = (0, 1, 2)
 RECIPE = "tiny/rspc"
 COMMON = ("data=cifar10", "train_limit=10000", "schedule.epochs=8", "validate.limit=500")
 STANDARD, OCCLUDED, RANDOM, LEARNED, STRONG = "standard", "ce-occluded", "random-strong", "rspc", "rspc-strong"
+CLIMBS_CE, DROPS, TRADES = "rspc-strong-climbs-ce", "rspc-strong-zero", ("trades-1", "trades-2", "trades-3")
+RVT, RVT_RSPC = "rvt", "rvt-rspc"
+
+
+class Arm(NamedTuple):
+    """A way of training."""
+
+    label: str
+    changes: list[str]
+    minutes: float  # of one core, with measuring; of those that were never run, from what a step of them takes
+
+
+def trades(steps: int) -> Arm:
+    """As in the recipes of Fig. 7."""
+    attack = f"{{name: pgd, steps: {steps}, rel_step: {1.5 / steps:g}, loss: kl, keep: last}}"
+    threat = "{norm: linf, eps: 1/255}"
+    objective = f"objective={{name: trades, label_smoothing: 0.1, beta: 6, threat: {threat}, attack: {attack}}}"
+    return Arm(f"TRADES, K = {steps}", [objective], 17 + 3 * steps)
+
+
+NORMAL = "objective={name: standard, label_smoothing: 0.1}"
+ON_OCCLUDED = ["objective.weight=5e-3", "objective.minimize=cross-entropy", "objective.patches=random"]
 ARMS = {
-    STANDARD: ("standard training", ["objective={name: standard, label_smoothing: 0.1}"]),
-    OCCLUDED: ("CE, random patches", ["objective.minimize=cross-entropy", "objective.patches=random"]),
-    RANDOM: ("random patches, λ = 1", ["objective.weight=1", "objective.patches=random"]),
-    LEARNED: ("RSPC, λ = 0.005", ["objective.weight=5e-3"]),
-    STRONG: ("RSPC, λ = 1", ["objective.weight=1"]),
+    STANDARD: Arm("standard training", [NORMAL], 10),
+    OCCLUDED: Arm("CE, random patches", ON_OCCLUDED, 15),
+    RANDOM: Arm("random patches, λ = 1", ["objective.weight=1", "objective.patches=random"], 16),
+    LEARNED: Arm("RSPC, λ = 0.005", ["objective.weight=5e-3"], 16),
+    STRONG: Arm("RSPC, λ = 1", ["objective.weight=1"], 16),
+    CLIMBS_CE: Arm("C climbs CE, λ = 1", ["objective.weight=1", "objective.maximize=cross-entropy"], 20),
+    DROPS: Arm("black patches, λ = 1", ["objective.weight=1", "objective.fill=zero"], 16),
+    **{name: trades(steps) for steps, name in enumerate(TRADES, 1)},
+    RVT: Arm("RVT, standard training", ["model=tiny/rvt", NORMAL], 23),
+    RVT_RSPC: Arm("RVT, RSPC, λ = 1", ["model=tiny/rvt", "objective.weight=1"], 34),
 }
-ORDER = (LEARNED, STANDARD, RANDOM, OCCLUDED)  # the first one learns the masks of the others
-MINUTES = {STANDARD: 10, OCCLUDED: 15, RANDOM: 16, LEARNED: 16, STRONG: 16}  # of one core
+COMPARED = (STANDARD, OCCLUDED, RANDOM, LEARNED, STRONG)  # in the tables; the others are for single claims
+DEFAULT = (LEARNED, STANDARD, RANDOM, OCCLUDED)  # the first one learns the masks of the others
 PATIENCE = 3600  # seconds that a run waits for the masks of another
 STUDY: dict[str, Any] = {
     "probes": {
@@ -77,9 +106,9 @@ def work(arm: str, seed: int) -> None:
     from bastion.training.trainer import train
 
     torch.set_num_threads(1)
-    home, changes = folder(arm, seed), (*COMMON, *ARMS[arm][1], f"seed={seed}")
-    train(RECIPE, changes=changes, folder=home, resume=(home / "recipe.yaml").is_file())
-    if result(arm, seed).is_file():  # measured before; it was trained again for its masks
+    home = folder(arm, seed)
+    train(RECIPE, changes=changes(arm, seed), folder=home, resume=(home / "recipe.yaml").is_file())
+    if is_measured(arm, seed):  # before; it was trained again for its masks
         return
     measure(home, "cifar10", STUDY, limit=IMAGES["study"])
     measure(home, "cifar10", "corruptions", limit=IMAGES["corruptions"])
@@ -89,7 +118,23 @@ def work(arm: str, seed: int) -> None:
     masks = {"size": 4, "corruption_model": str(source)}
     learned = {"learned": {"name": "occlusion", **masks}, "moved": {"name": "attention-stability", **masks}}
     measure(home, "cifar10", {"probes": learned}, limit=IMAGES["learned"])
-    storage.write_json(result(arm, seed), numbers_of(arm, seed)._asdict())
+    storage.write_json(result(arm, seed), numbers_of(arm, seed)._asdict() | {"made": made(arm, seed)})
+
+
+def changes(arm: str, seed: int) -> tuple[str, ...]:
+    return *COMMON, *ARMS[arm].changes, f"seed={seed}"
+
+
+def made(arm: str, seed: int) -> dict[str, Any]:
+    """What a result depends on, besides the code: the recipe, what was measured, and on how many images."""
+    suites = {"study": STUDY, "corruptions": "corruptions", "patch-fool": PATCH_FOOL}
+    return {"recipe": load_recipe(RECIPE, changes(arm, seed)).hash(), "suites": suites, "images": IMAGES}
+
+
+def is_measured(arm: str, seed: int) -> bool:
+    """Whether there is a result, and of the recipe, suites and images as they are now."""
+    path = result(arm, seed)
+    return path.is_file() and storage.read_json(path).get("made") == made(arm, seed)
 
 
 def wait_for(source: Path) -> None:
@@ -147,11 +192,7 @@ def numbers_of(arm: str, seed: int) -> Measured:
 
 
 CONFIDENCES = ("clean", "adversarial", "noisy", "occluded")
-NOT_RUN = {
-    "R6: C that climbs alignment, and noise as the filling, are best": "not run: `objective.maximize`, `fill`",
-    "R7: better than TRADES at ε = 1/255, in less time": "accuracy not run; time: see [training](training.md#rspc)",
-    "R8: other architectures gain too": "not run: `tiny/rvt-rspc`, `tiny/fan-rspc`, `tiny/swin-rspc`",
-}
+NOT_RUN = "not run"
 
 Results = dict[str, list[Measured]]
 
@@ -167,30 +208,32 @@ def within(results: Results, arm: str, one: str, two: str, share: float = 1) -> 
     return students_t([run.values[one] - share * run.values[two] for run in results[arm]])
 
 
-SHOWN = (
-    "clean",
-    "corruptions",
-    "corruptions without noise",
-    "occluded, random masks",
-    "spread over masks",
-    "occluded, learned masks",
-    "attention similarity",
-    "attention similarity, lowest 5 %",
-    "attention similarity, learned masks",
-    "PGD-20 at 1/255",
-    "Patch-Fool",
-)
+SHOWN = {
+    "clean": "clean",
+    "corruptions": "corruptions",
+    "corruptions without noise": "corruptions without noise",
+    "occluded, random masks": "occluded, random masks",
+    "spread over masks": "spread over masks",
+    "occluded, random masks, same images": "occluded, random masks, first 500 images",
+    "occluded, learned masks": "occluded, masks of C, first 500 images",
+    "attention similarity": "attention similarity",
+    "attention similarity, lowest 5 %": "attention similarity, lowest 5 %",
+    "attention similarity, same images": "attention similarity, first 500 images",
+    "attention similarity, learned masks": "attention similarity, masks of C, first 500 images",
+    "PGD-20 at 1/255": "PGD-20 at 1/255",
+    "Patch-Fool": "Patch-Fool",
+}
 
 
 def numbers(results: Results) -> str:
     """A row for each number: the mean over seeds of standard training, and what each other arm adds."""
     others = [arm for arm in results if arm != STANDARD]
     rows = []
-    for name in SHOWN:
+    for name, shown in SHOWN.items():
         base = np.mean([each.values[name] for each in results[STANDARD]])
         added = [points(difference(results, arm, STANDARD, name)) for arm in others]
-        rows.append([name, f"{100 * base:.1f}", *added])
-    return table(["%", *(ARMS[arm][0] for arm in results)], rows)
+        rows.append([shown, f"{100 * base:.1f}", *added])
+    return table(["%", *(ARMS[arm].label for arm in results)], rows)
 
 
 def confidences(results: Results) -> str:
@@ -199,8 +242,38 @@ def confidences(results: Results) -> str:
         cells = [
             f"{100 * np.mean([each.values[f'confidence {name}'] for each in measured]):.1f}" for name in CONFIDENCES
         ]
-        rows.append([ARMS[arm][0], *cells])
+        rows.append([ARMS[arm].label, *cells])
     return table(["mean probability of the true class, %", "clean", "PGD-5", "Gaussian noise", "occluded"], rows)
+
+
+# Claims that one arm has a higher accuracy under corruptions than another: words for the difference, and the two.
+BETTER: list[tuple[Any, ...]] = [
+    (
+        "R5: learned patches better than random ones, those better than CE on occluded images",
+        ("learned less random", STRONG, RANDOM),
+        ("random less CE", RANDOM, OCCLUDED),
+    ),
+    (
+        "R6: C that climbs alignment, and noise as the filling, are best",
+        ("alignment less CE", STRONG, CLIMBS_CE),
+        ("noise less black", STRONG, DROPS),
+    ),
+    (
+        "R7: better than TRADES at ε = 1/255, in less time ([measured](training.md#rspc))",
+        *((f"RSPC less {ARMS[other].label}", STRONG, other) for other in TRADES),
+    ),
+    ("R8: other architectures gain too", ("RVT, RSPC less standard", RVT_RSPC, RVT)),
+]
+
+
+def better(results: Results, claim: str, *pairs: tuple[str, str, str]) -> tuple[str, ...]:
+    """The row of such a claim; how to run the arms that are not there."""
+    missing = dict.fromkeys(arm for _, *two in pairs for arm in two if arm not in results)
+    if missing:
+        return claim, "corruptions", f"`python -m scripts.rspc_study --arms {' '.join(missing)}`", NOT_RUN
+    found = [difference(results, one, two, "corruptions") for _, one, two in pairs]
+    text = ", ".join(f"{words} {points(each)}" for (words, *_), each in zip(pairs, found, strict=True))
+    return claim, "corruptions", text, both(*map(verdict, found))
 
 
 def claims(results: Results) -> str:
@@ -222,12 +295,12 @@ def claims(results: Results) -> str:
     add(
         "R1: occlusion is like adversarial patches, added noise is not: confidence falls by at least half as much; by "
         "less than half of that",
-        ARMS[STANDARD][0],
+        ARMS[STANDARD].label,
         f"PGD-5 −{means['adversarial']:.2f}, occlusion −{means['occluded']:.2f}, noise −{means['noisy']:.2f}",
         both(*map(verdict, near)),
     )
     for arm in (each for each in (LEARNED, STRONG) if each in results):
-        label = ARMS[arm][0]
+        label = ARMS[arm].label
         stable = [of(arm, name) for name in ("attention similarity", "attention similarity, lowest 5 %")]
         found = f"{points(stable[0])}; lowest 5 % {points(stable[1])}"
         add("R2: attention is steadier", label, found, both(*map(verdict, stable)))
@@ -250,22 +323,15 @@ def claims(results: Results) -> str:
         attacks = [of(arm, "PGD-20 at 1/255"), of(arm, "Patch-Fool")]
         found = "; ".join(map(points, attacks))
         add("R10: helps against PGD and Patch-Fool", label, found, both(*map(verdict, attacks)))
-    chain = [of(STRONG, "corruptions", RANDOM), of(RANDOM, "corruptions", OCCLUDED)]
-    add(
-        "R5: learned patches better than random ones, those better than CE on occluded images",
-        "corruptions",
-        f"learned less random {points(chain[0])}, random less CE {points(chain[1])}",
-        both(*map(verdict, chain)),
-    )
+    rows += [better(results, claim, *pairs) for claim, *pairs in BETTER[:1]]
     for arm in (each for each in (STANDARD, LEARNED, STRONG) if each in results):
         lost = [
             within(results, arm, "occluded, random masks, same images", "occluded, learned masks"),
             within(results, arm, "attention similarity, same images", "attention similarity, learned masks"),
         ]
         found = f"accuracy {points(minus(lost[0]))}, similarity of attention {points(minus(lost[1]))}"
-        add("R5, masks: learned ones do more harm than random ones", ARMS[arm][0], found, both(*map(verdict, lost)))
-    for claim, why in NOT_RUN.items():
-        add(claim, "", why, OPEN)
+        add("R5, masks: learned ones do more harm than random ones", ARMS[arm].label, found, both(*map(verdict, lost)))
+    rows += [better(results, claim, *pairs) for claim, *pairs in BETTER[1:]]
     return table(["claim", "arms", "found", "verdict"], rows)
 
 
@@ -279,7 +345,13 @@ def picture(results: Results) -> None:
         places = [row * (len(SEEDS) + 1) + number for number in range(len(measured))]
         axes.boxplot([100 * np.array(each.by_mask) for each in measured], positions=places, widths=0.7, showfliers=True)
         axes.text(
-            np.mean(places), 0.98, ARMS[arm][0], transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=8
+            np.mean(places),
+            0.98,
+            ARMS[arm].label,
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="top",
+            fontsize=8,
         )
     axes.set_xticks([])
     axes.set_ylabel("accuracy under one mask an image (%)")
@@ -297,17 +369,19 @@ minutes.
 
 ```text
 bastion data get cifar10
-python -m scripts.rspc_study        # about {minutes:.0f} minutes on two cores; resumable; writes this page
+python -m scripts.rspc_study                     # about {minutes:.0f} minutes on two cores; resumable; writes this page
+python -m scripts.rspc_study --arms rspc-strong  # the last column, about {last:.0f} minutes more
 ```
-
-The last column is trained last and takes {last:.0f} of the minutes.
 
 One network, `tiny/vit` (64 tokens, 0.5 M parameters), on 10,000 images of CIFAR-10 for 8 epochs, in {ways} ways, three
 seeds each: the recipe `tiny/rspc` and changes to its objective. λ = 0.005 is the paper's; it is so
 small here that learned and random patches gave the same clean and corruption accuracy to within 0.1 points in two
 seeds (`benchmarks/results/rspc_study/random-*.json`), so both are trained with λ = 1. Measured on the first test
 images: 1,000 for accuracy, occlusion (50 random masks an image, 7 of 64 patches), attention and PGD, 500 for each of
-15 corruptions at 5 severities (`frost_proc` for `frost`), 100 for Patch-Fool.
+15 corruptions at 5 severities (`frost_proc` for `frost`) and for learned masks, 100 for Patch-Fool.
+
+The runs are from several states of the code, from before and after changes that were not meant to change them. Each
+stored result names the recipe, suites and images that it is of, by which the command tells what to do again.
 
 ## Numbers
 
@@ -315,6 +389,9 @@ Standard training, mean over three seeds; then what each other way adds, in poin
 interval of Student's t over the seeds. Three seeds make wide intervals.
 
 {numbers}
+
+C is the corruption model of RSPC with λ = 0.005 of the same seed, and in the column λ = 1 that run's own, so these
+rows do not compare that column with the others under the same masks.
 
 ![Accuracy under each of 50 masks, one box for each run](rspc.png)
 
@@ -328,7 +405,7 @@ for all three:
 ## Claims
 
 *Held* and *did not hold*: the interval leaves zero, or the bound that the claim names, on one side. *Cannot tell*: it
-does not. A claim in several parts holds if all of them do.
+does not. A claim in several parts holds if all of them do. What was *not run* has the command that would.
 
 {claims}
 
@@ -337,26 +414,36 @@ does not. A claim in several parts holds if all of them do.
 
 def minutes(arms: Iterable[str]) -> float:
     """Of all seeds, on two cores."""
-    return len(SEEDS) * sum(MINUTES[arm] for arm in arms) / PROCESSES
+    return len(SEEDS) * sum(ARMS[arm].minutes for arm in arms) / PROCESSES
 
 
 def write_page() -> None:
-    complete = [arm for arm in ARMS if all(result(arm, seed).is_file() for seed in SEEDS)]
-    results = {arm: [Measured(**storage.read_json(result(arm, seed))) for seed in SEEDS] for arm in complete}
+    for path in (result(arm, seed) for arm in ARMS for seed in SEEDS if not is_measured(arm, seed)):
+        if path.is_file():
+            raise SystemExit(f"{path}: of another recipe, suite or number of images; run its arm again, or remove it")
+    complete = [arm for arm in ARMS if all(is_measured(arm, seed) for seed in SEEDS)]
+    results = {arm: [stored(arm, seed) for seed in SEEDS] for arm in complete}
+    compared = {arm: results[arm] for arm in COMPARED if arm in results}
     parts = {
-        "ways": str(len(results)),
-        "minutes": minutes(results),
+        "ways": str(len(compared)),
+        "minutes": minutes(DEFAULT),
         "last": minutes([STRONG]),
-        "numbers": numbers(results),
-        "confidence": confidences(results),
+        "numbers": numbers(compared),
+        "confidence": confidences(compared),
         "claims": claims(results),
     }
     PAGE.write_text(TEMPLATE.format(**parts))
-    picture(results)
+    picture(compared)
+
+
+def stored(arm: str, seed: int) -> Measured:
+    content = storage.read_json(result(arm, seed))
+    return Measured(content["values"], content["by_mask"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT, metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--page", action="store_true", help="train and measure nothing")
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -365,12 +452,14 @@ def main() -> None:
         work(arm, int(seed))
         return
     if not options.page:
-        jobs = [(arm, seed) for seed in SEEDS for arm in ORDER] + [(STRONG, seed) for seed in SEEDS]
-        open_seeds = {seed for arm, seed in jobs if arm != STRONG and not result(arm, seed).is_file()}
+        jobs = [(arm, seed) for seed in SEEDS for arm in options.arms]
+        todo = [job for job in jobs if not is_measured(*job)]
         # The masks of the other runs of a seed are those of its LEARNED run, whose folder may be gone.
-        needed = [(LEARNED, seed) for seed in open_seeds if not folder(LEARNED, seed).is_dir()]
-        todo = [job for job in jobs if not result(*job).is_file() or job in needed]
-        print(f"about {sum(MINUTES[arm] for arm, _ in todo) / PROCESSES:.0f} minutes on two cores", flush=True)
+        masks = [(LEARNED, seed) for seed in sorted({seed for arm, seed in todo if arm != STRONG})]
+        todo = [job for job in masks if job in todo or not is_trained(folder(*job))] + [
+            job for job in todo if job not in masks
+        ]
+        print(f"about {sum(ARMS[arm].minutes for arm, _ in todo) / PROCESSES:.0f} minutes on two cores", flush=True)
         in_processes("scripts.rspc_study", [(arm, str(seed)) for arm, seed in todo], RUNS / "logs")
     write_page()
 

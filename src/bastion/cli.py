@@ -133,8 +133,10 @@ def train(
 
     changes = [*(change or ()), *([] if seed is None else [f"seed={seed}"])]
     load_recipe(recipe, changes)  # report typos before torch is imported
+    from bastion.memory import keep_freed_memory
     from bastion.training.trainer import train as train_recipe
 
+    keep_freed_memory()
     finished = train_recipe(recipe, changes=changes, folder=run, resume=resume, device=device)
     if os.environ.get("RANK", "0") != "0":  # only the first process prints
         return
@@ -266,7 +268,9 @@ def measure(
     from bastion.measuring.runner import measure as measure_model
     from bastion.measuring.runner import measure_shard
     from bastion.measuring.table import until_the_end
+    from bastion.memory import keep_freed_memory
 
+    keep_freed_memory()
     wanted, changes = _wanted_suite(suite, attack or [], norm, eps or [], change or [])
     how: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "acceleration": acceleration}
     how |= {"changes": changes, "split": split, "seed": seed, "folder": run, "limit": limit, "budget": budget}

@@ -302,6 +302,10 @@ class Probe:
     def describe(self) -> Description:
         return Description()
 
+    def revisions(self, model: nn.Module) -> tuple[int, ...]:
+        """Return the revisions of what its facts of this model depend on, besides its own."""
+        return self.describe().revisions
+
     @property
     def batches(self) -> int:
         """Number of usual batches that it gets at once; above one if most examples are cheap."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from vit_pytorch import ViT
 
 import bastion
 from bastion.attacks import PGD
+from bastion.models.corruption_model import load_corruption_model
 from bastion.probes import Accuracy
 from bastion.training.objectives import Trades
 
@@ -95,3 +97,18 @@ def test_what_is_missing_is_said_in_a_line(images: tuple[Tensor, Tensor]) -> Non
         bastion.train(net(), data=images)  # type: ignore[arg-type]
     with pytest.raises(bastion.BastionError, match="labels must be from 0 to 1, the model's classes"):
         bastion.train(model=net(), data=(images[0], images[1] + 1))
+
+
+def test_my_own_vision_transformer_trains_rspc(images: tuple[Tensor, Tensor]) -> None:
+    vit = ViT(image_size=8, patch_size=4, num_classes=2, dim=8, depth=2, heads=2, mlp_dim=8)
+    settings: dict[str, Any] = {"normalize": "none", "shape": (3, 8, 8), "blocks": "transformer.layers.*.0"}
+    blind = bastion.wrap(vit, **settings)
+    with pytest.raises(bastion.BastionError, match="this model has none; take another model"):
+        bastion.train(model=blind, data=images, objective="rspc", epochs=1)
+    with pytest.raises(bastion.BastionError, match="unknown 'token'; did you mean 'tokens'"):
+        bastion.wrap(vit, attention="token", **settings)
+    model = bastion.wrap(vit, attention="tokens", **settings)
+    run = bastion.train(model=model, data=images, objective="rspc", epochs=1)
+    steps = [record for record in run.history() if record["kind"] == "step"]
+    assert all(record["alignment"] > 0 for record in steps)
+    assert load_corruption_model(run.folder).grid.size == 4

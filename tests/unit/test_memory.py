@@ -1,14 +1,17 @@
-"""Free memory is what the machine and the limits of control groups leave."""
+"""Free memory is what machine and control groups leave; freed memory is kept in processes of bastion's own."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from bastion import memory
+from bastion import cli, memory
 from bastion.errors import BastionError
+from bastion.memory import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
 
 CPU = torch.device("cpu")
 MACHINE = 64 * 2**30
@@ -73,3 +76,51 @@ def test_a_system_that_does_not_tell_refuses_nothing(system: Path) -> None:
     (system / "proc" / "meminfo").unlink()
     assert memory._available(CPU) is None
     memory.check_memory(2**60, CPU, "here", "free some")
+
+
+class Libc:
+    """A glibc that refuses mmap thresholds above `most`, as some versions do."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.settings: dict[int, int] = {}
+
+    def mallopt(self, key: int, value: int) -> int:
+        accepted = key != M_MMAP_THRESHOLD or value <= self.most
+        if accepted:
+            self.settings[key] = value
+        return int(accepted)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1 << 40, 1 << 30), (32 << 20, 32 << 20)])
+def test_the_largest_threshold_that_glibc_takes_is_set(
+    most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libc = Libc(most)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.CDLL", lambda _: libc)
+    keep_freed_memory()
+    assert libc.settings == {M_MMAP_THRESHOLD: expected, M_TRIM_THRESHOLD: -1}
+
+
+def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())  # musl
+    keep_freed_memory()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [(["train", "base/micro"], "training.trainer.train"), (["measure", "zoo/x"], "measuring.runner.measure")],
+)
+def test_commands_own_their_process(arguments: list[str], module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def stop(*_: object, **__: object) -> None:
+        calls.append("worked")
+        raise SystemExit
+
+    monkeypatch.setattr("bastion.memory.keep_freed_memory", lambda: calls.append("kept"))
+    monkeypatch.setattr(f"bastion.{module}", stop)
+    CliRunner().invoke(cli.app, arguments)
+    assert calls == ["kept", "worked"]

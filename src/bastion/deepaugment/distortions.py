@@ -18,9 +18,9 @@ from bastion.deepaugment.networks import Network
 Change = Callable[[Tensor], Tensor]
 Distortion = Callable[[int, torch.Generator], Change]  # draws a change of features with this many channels
 
-SHARE = 4  # distortions of some channels change one channel in SHARE
-STEEP = 4  # features are mostly below 1, where tanh and sin are almost linear
-MOST = 3  # most distortions of a network at once
+CHANNELS_PER_CHANGE = 4  # distortions of some channels change one in so many
+INPUT_SCALE = 4  # features are mostly below 1, where tanh and sin are almost linear
+MAX_DISTORTIONS = 3  # of a network at once
 
 
 # Of kernels (filters, channels, height, width):
@@ -109,7 +109,7 @@ def activation(_: int, generator: torch.Generator) -> Change:
     """Interpolate towards the output of another nonlinearity."""
     functions: tuple[Change, ...] = (F.gelu, F.relu, torch.tanh, torch.sin, torch.abs)
     function, part = functions[_below(len(functions), generator)], torch.rand((), generator=generator)
-    return lambda features: features.lerp(function(STEEP * features) / STEEP, part)
+    return lambda features: features.lerp(function(INPUT_SCALE * features) / INPUT_SCALE, part)
 
 
 OF_KERNELS: dict[str, Distortion] = {each.__name__: each for each in (mirror, rotate, jitter, blur, thin)}
@@ -122,7 +122,7 @@ OF_FEATURES: dict[str, Distortion] = {
 def distorted(network: Network, generator: torch.Generator) -> Network:
     """A copy of the network with one to three random distortions of random layers."""
     changed = copy.deepcopy(network)
-    for _ in range(1 + _below(MOST, generator)):
+    for _ in range(1 + _below(MAX_DISTORTIONS, generator)):
         name = [*OF_KERNELS, *OF_FEATURES][_below(len(OF_KERNELS) + len(OF_FEATURES), generator)]
         distort(changed, name, generator)
     return changed
@@ -146,7 +146,7 @@ def _below(count: int, generator: torch.Generator) -> int:
 
 def _chosen(channels: int, generator: torch.Generator) -> Tensor:
     """The channels that are changed; at least two, so that they can be permuted."""
-    return torch.randperm(channels, generator=generator)[: max(2, channels // SHARE)]
+    return torch.randperm(channels, generator=generator)[: max(2, channels // CHANNELS_PER_CHANGE)]
 
 
 def _factors(channels: int, generator: torch.Generator, factor: float) -> Change:

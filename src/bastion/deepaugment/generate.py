@@ -31,9 +31,9 @@ from bastion.types import DataSet, Split
 VERSION = 1  # raised when the same settings give other images
 GROUP = 16  # consecutive images that share a distorted network
 PART = 64 * GROUP  # images stored in one file before they are joined
-LEAST = 0.45  # below this structural similarity to the original, another distortion is drawn
+MIN_SSIM = 0.45  # below this structural similarity to the original, another distortion is drawn
 ATTEMPTS = 6  # after these, the image is reconstructed without distortions
-WORST = 18.0  # dB: a network with a lower mean PSNR is not used
+MIN_PSNR = 18.0  # dB: a network with a lower mean PSNR is not used
 PIXELS = 1 << 20  # most pixels that pass through a network at once
 CARD = "deepaugment.json"
 
@@ -82,10 +82,10 @@ def deepaugment(
     for name in NETWORKS:
         network = _network(name, data, folder, (weights or {}).get(name), seed, steps)
         plain = fit.reconstruction(network, data).mean().item()
-        if plain < WORST:
+        if plain < MIN_PSNR:
             raise BastionError(
                 f"deepaugment: {folder / name}.safetensors reconstructs {data.name} with a PSNR of {plain:.1f} dB, "
-                f"less than {WORST:g}; take another folder, and train for more steps or name other weights"
+                f"less than {MIN_PSNR:g}; take another folder, and train for more steps or name other weights"
             )
         path = folder / f"{name}.npz"
         if not path.exists():
@@ -142,7 +142,7 @@ class Distorter:
         for attempt in range(ATTEMPTS):
             generator = torch.Generator().manual_seed(rng.key("deepaugment", self.name, self.seed, group, attempt))
             made[left] = _through(distorted(self.network, generator), x[left])
-            similar = ssim(x[left], made[left]) >= LEAST
+            similar = ssim(x[left], made[left]) >= MIN_SSIM
             attempts[left[similar]] = attempt
             left = left[~similar]
             if not len(left):

@@ -35,6 +35,7 @@ from bastion.measuring.identity import identify, one_thread, read_identity
 from bastion.measuring.order import Doing
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Job, Task, Worker, build_data, on_device
+from bastion.memory import keep_freed_memory
 from bastion.signals import StopRequest, end_with_parent, ignoring_interrupts
 from bastion.types import DataSet
 
@@ -152,6 +153,7 @@ def _start(job: Job, turns: Any, doing: Any, environment: dict[str, str]) -> Non
     os.environ.clear()  # the fork server's may be older
     os.environ.update(environment)
     torch.set_num_threads(1)
+    keep_freed_memory()
     global _worker, _slot, _doing
     try:
         with turns.get_lock():

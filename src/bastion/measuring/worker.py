@@ -136,7 +136,7 @@ class Worker:
 
     def _named(self, case: Case, built: Probe | Study) -> dict[str, Any]:
         named: dict[str, Any] = {case.kind: canonical(built)}
-        revisions = built.describe().revisions if isinstance(built, Probe) else built.revisions
+        revisions = built.revisions(self.network_for(case)) if isinstance(built, Probe) else built.revisions
         if any(number != 1 for number in revisions):
             named["versions"] = revisions  # the key in the names of stored facts
         if data_key(case.data) != data_key(self.job.suite.data):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion.errors import BastionError
+from bastion.memory import check_memory
 from bastion.models import checkpoint
 from bastion.models.load import locate
 from bastion.models.meta import meta
@@ -24,18 +24,21 @@ class CorruptionModel(nn.Module):
     For images of `shape` (C, H, W) with pixels in [0, 1]. 39,184 parameters at 224 pixels with patches of 16.
     """
 
+    image_size: Tensor  # height and width, stored with the weights
+
     def __init__(self, shape: Sequence[int], patch_size: int) -> None:
         super().__init__()
-        channels, height, width = shape
-        if patch_size < 1 or height % patch_size or width % patch_size:
-            side = math.gcd(height, width)
-            fitting = ", ".join(str(size) for size in range(1, side + 1) if side % size == 0)
-            raise BastionError(
-                f"patch_size: patches of {patch_size} pixels do not tile images of {height}×{width}; of {fitting} do"
-            )
-        self.grid = Grid(height, width, patch_size)
-        self.score = nn.Conv2d(channels, 1, patch_size, patch_size, bias=False)
+        self.grid = Grid.tiling(shape, patch_size)
+        self.register_buffer("image_size", torch.tensor([self.grid.height, self.grid.width]))
+        self.score = nn.Conv2d(shape[0], 1, patch_size, patch_size, bias=False)
+        trained = 3 * 4 * self.grid.count**2  # bytes of the weights of `mix`, their gradient and its momentum
+        where = f"patch_size: a corruption model of {self.grid.count:,} patches of {patch_size} pixels"
+        check_memory(trained, self.score.weight.device, where, "take larger ones")
         self.mix = nn.Linear(self.grid.count, self.grid.count, bias=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(f"{prefix}image_size", self.image_size)  # older checkpoints do not have it
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, patches), row by row; the highest scores are of the patches to occlude."""
@@ -95,10 +98,13 @@ def load_corruption_model(name: str | Path) -> CorruptionModel:
     try:
         with meta():  # so that a wrong card cannot make it allocate memory
             size, count = found["score.weight"][-1], found["mix.weight"][0]
-            rows, columns = token_grid(count, *image)  # of the images as the model resizes them
-            model = CorruptionModel((channels, rows * size, columns * size), size)
-        model.load_state_dict(tensors, assign=True)
-    except (BastionError, KeyError, RuntimeError) as error:
+            if "image_size" in tensors:
+                height, width = map(int, tensors["image_size"])
+            else:  # older ones do not have it: images of the data's aspect ratio
+                height, width = (size * side for side in token_grid(count, *image))
+            model = CorruptionModel((channels, height, width), size)
+        model.load_state_dict({"image_size": torch.tensor([height, width]), **tensors}, assign=True)
+    except (BastionError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise BastionError(
             f"{folder}: the networks of its objective are no corruption model for images of "
             f"{'×'.join(map(str, (channels, *image)))}: {found}; give a run of the objective rspc"

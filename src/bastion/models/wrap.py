@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from bastion.errors import BastionError, did_you_mean
 from bastion.forward import device_of, in_mode, known_mistake
 from bastion.models.classifier import Backbone, Blocks, Classifier
 from bastion.models.normalisations import NORMALISATIONS
+from bastion.types import Attention
 
 ANY_CHANNELS = ("none", "half")  # normalisations that are the same in every channel
 SIZES = (32, 224, 28, 64, 96, 160, 256, 299, 384)  # image sizes tried in turn if the network does not declare one
@@ -29,13 +30,21 @@ def wrap(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     shape: tuple[int, int, int] | None = None,
-    blocks: Sequence[str] = (),
+    blocks: str | Sequence[str] = (),
+    attention: Attention | None = None,
 ) -> Classifier:
     """The network with its normalisation: `mean` and `std`, or the name of one, such as `imagenet` (`none`: identity).
 
     `shape` is (C, H, W) of its images, needed where it cannot be found by trying. `blocks` names the modules that are
-    its residual blocks, * for a number (`layers.*`), for probes that look at their outputs or Jacobians.
+    its residual blocks, * for a number (`layers.*`), for probes that look at their outputs or Jacobians. `attention`
+    says what their attention is between, if they have any: `tokens`, `windows`, `channels`, or `class` if only the
+    class token attends; the objective `rspc` and probes of attention need it.
     """
+    kinds = get_args(Attention)
+    if attention is not None and attention not in kinds:
+        raise BastionError(f"wrap: attention: unknown '{attention}'{did_you_mean(str(attention), kinds)}")
+    if attention and not blocks:
+        raise BastionError("wrap: attention: says what the blocks do; give blocks= too, such as blocks='blocks.*'")
     means, stds = _stats(mean, std, normalize)
     _check_stats(module, means)
     channels = (3, 1) if normalize in ANY_CHANNELS else (len(means),)
@@ -54,7 +63,8 @@ def wrap(
         raise BastionError(f"wrap: {type(module).__name__} must give logits (B, classes), got {type(outputs).__name__}")
     known = _known(module)
     if blocks:
-        known["blocks"] = tuple(map(Blocks, blocks))
+        named = [blocks] if isinstance(blocks, str) else blocks
+        known["blocks"] = tuple(Blocks(each, attention) for each in named)
     backbone = Backbone(module, outputs.shape[1], found, **known)
     return Classifier(backbone, means, stds).to(device_of(module)).train(module.training)
 

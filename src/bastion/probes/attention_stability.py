@@ -15,7 +15,7 @@ from bastion.acceleration import accelerate
 from bastion.attacks.patch import attention_taps, on_patch_grid
 from bastion.errors import BastionError
 from bastion.forward import check_batch
-from bastion.patches import token_grid
+from bastion.patches import Grid, token_grid
 from bastion.probes import probes
 from bastion.probes.occluded import OccludedProbe
 from bastion.settings import settings
@@ -44,20 +44,22 @@ class AttentionStability(OccludedProbe):
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         accelerated = accelerate(model)
         given, batch = check_batch(model, batch, "probe attention-stability")
-        batch = self.at_mask_size(given, batch)
+        batch, grid = self.at_mask_size(given, batch)
         parts: list[dict[str, Tensor]] = []
         with journal.opened() as notes, accelerated.ready(batch.x):
             for positions, chunks in self.full_batches(batch, accelerated.batch_size):
-                parts.append(self._compare(given, batch.select(positions), chunks, seed=seed))
+                parts.append(self._compare(given, batch.select(positions), grid, chunks, seed=seed))
         facts = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {**facts, **notes.passes(batch.index), "clean": batch.x}
 
-    def _compare(self, model: nn.Module, batch: Batch, chunks: list[range], *, seed: int) -> dict[str, Tensor]:
+    def _compare(
+        self, model: nn.Module, batch: Batch, grid: Grid, chunks: list[range], *, seed: int
+    ) -> dict[str, Tensor]:
         """The facts of some examples, and images and attention maps under the first mask."""
         clean = attention_maps(model, batch)
         compared, pictures = [], {}
         for numbers in chunks:
-            shown = self.occluded(batch, numbers, seed=seed)
+            shown = self.occluded(batch, grid, numbers, seed=seed)
             maps = attention_maps(model, shown)
             compared.append(similarities(clean, maps))
             if 0 in numbers:

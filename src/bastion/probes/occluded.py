@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from bastion import rng
 from bastion.attacks.patch import PatchOcclusion
 from bastion.errors import BastionError
+from bastion.forward import Delegate
 from bastion.models import Classifier, checkpoint
 from bastion.models.corruption_model import CorruptionModel, load_corruption_model
 from bastion.models.load import locate
-from bastion.patches import Grid
+from bastion.patches import Grid, attention_outputs, default_patch_size
 from bastion.settings import AtLeastOne, Share, settings
 from bastion.threat import Threat
 from bastion.types import Batch, Description, Probe
@@ -33,7 +34,8 @@ class MaskedProbe(Probe):
     """
 
     share: Share = 0.1  # of the patches, ρ in RSPC
-    size: AtLeastOne = 8  # side of a patch in pixels
+    # Side of a patch in pixels, of the images at the size that the model resizes them to; null: as the model's tokens.
+    size: AtLeastOne | None = 8
     corruption_model: str | None = None  # a run of the objective rspc, or its model folder
     identity: str = field(init=False, default="")  # of the corruption model's weights, which facts depend on
 
@@ -43,35 +45,51 @@ class MaskedProbe(Probe):
         if self.corruption_model is not None:
             object.__setattr__(self, "identity", _identity(self.corruption_model))
 
-    def at_mask_size(self, model: nn.Module, batch: Batch) -> Batch:
-        """The batch, with images of the size that the corruption model takes if that is what the model resizes them to.
+    def revisions(self, model: nn.Module) -> tuple[int, ...]:
+        """As described; 2 besides where random masks were once drawn before the model resized the images."""
+        resizes = (own := _classifier(model)) is not None and own.resize is not None and own.shape[1:] != own.size
+        return (*self.describe().revisions, *([2] if resizes and self.corruption_model is None else []))
 
-        Interpolation overshoots: they are clipped to [0, 1].
+    def at_mask_size(self, model: nn.Module, batch: Batch) -> tuple[Batch, Grid]:
+        """The images at the size that the model resizes them to, and their patches there.
+
+        Interpolation overshoots: they are clipped to [0, 1]. For a corruption model only if that is the size it takes.
         """
-        if self.corruption_model is None or not isinstance(model, Classifier):
-            return batch
-        grid, x = _corruption_model(self.corruption_model, self.identity, batch.x.device).grid, model.resized(batch.x)
-        return batch.at(x.clamp(0, 1)) if x is not batch.x and x.shape[2:] == (grid.height, grid.width) else batch
+        own, learned = _classifier(model), self._learned(batch.x.device)
+        x = batch.x if own is None else own.resized(batch.x)
+        if x is not batch.x and (learned is None or x.shape[2:] == (learned.grid.height, learned.grid.width)):
+            batch = batch.at(x.clamp(0, 1))
+        return batch, Grid.of(batch.x, self._token_size(model, batch.x)) if learned is None else learned.grid
 
-    def masks_of(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Iterator[Tensor]:
+    def masks_of(self, batch: Batch, grid: Grid, numbers: Sequence[int], *, seed: int) -> Iterator[Tensor]:
         """(B, 1, H, W) bool for each of the masks' numbers: the pixels of the chosen patches."""
-        if self.corruption_model is not None:
-            mask = self._picked(self.corruption_model, batch.x)
+        if (learned := self._learned(batch.x.device)) is not None:
+            mask = grid.mask(learned.choose(batch.x, self.share))
             yield from (mask for _ in numbers)
             return
-        grid = Grid.of(batch.x, self.size)
         for number in numbers:
             draw = rng.key(PatchOcclusion.name, "patches", number)
             yield grid.mask(grid.random(batch.index, grid.share(self.share), seed=seed, draw=draw))
 
-    def _picked(self, source: str, x: Tensor) -> Tensor:
-        model = _corruption_model(source, self.identity, x.device)
-        if model.grid.size != self.size:
+    def _learned(self, device: torch.device) -> CorruptionModel | None:
+        if self.corruption_model is None:
+            return None
+        model = _corruption_model(self.corruption_model, self.identity, device)
+        if self.size not in (None, model.grid.size):
             raise BastionError(
-                f"probe {self.name}: the corruption model of {source} has patches of {model.grid.size} pixels, the "
-                f"probe of {self.size}; set size={model.grid.size}"
+                f"probe {self.name}: the corruption model of {self.corruption_model} has patches of {model.grid.size} "
+                f"pixels, the probe of {self.size}; set size={model.grid.size}"
             )
-        return model.grid.mask(model.choose(x, self.share))
+        return model
+
+    def _token_size(self, model: nn.Module, x: Tensor) -> int:
+        """`size`, or that of the model's tokens."""
+        if self.size is not None:
+            return self.size
+        outputs = [each.shape[1:] for each in attention_outputs(model, x.shape[1:]).values()]
+        if not outputs:
+            raise BastionError(f"probe {self.name}: size: this model has no self-attention, whose tokens would give it")
+        return default_patch_size(outputs, x.shape[1:])
 
 
 @settings
@@ -84,11 +102,11 @@ class OccludedProbe(MaskedProbe):
     def describe(self) -> Description:
         return Description(revisions=(PatchOcclusion.revision,), passes=self.masks + 1)
 
-    def occluded(self, batch: Batch, numbers: Sequence[int], *, seed: int) -> Batch:
+    def occluded(self, batch: Batch, grid: Grid, numbers: Sequence[int], *, seed: int) -> Batch:
         """The images under each of these masks: all images under the first, then all under the second, …"""
         images = [
             self._fill(batch, mask, number, seed=seed)
-            for number, mask in zip(numbers, self.masks_of(batch, numbers, seed=seed), strict=True)
+            for number, mask in zip(numbers, self.masks_of(batch, grid, numbers, seed=seed), strict=True)
         ]
         times = len(numbers)
         return Batch(batch.index.repeat(times), torch.cat(images), torch.cat([batch.y] * times))
@@ -112,6 +130,13 @@ class OccludedProbe(MaskedProbe):
 def true_class(logits: Tensor, y: Tensor) -> Tensor:
     """(B,): the softmax probability of the true class."""
     return logits.softmax(1).gather(1, y[:, None])[:, 0]
+
+
+def _classifier(model: nn.Module) -> Classifier | None:
+    """The classifier that a wrapper such as a choice of classes runs."""
+    while isinstance(model, Delegate):
+        model = getattr(model, model.inner)
+    return model if isinstance(model, Classifier) else None
 
 
 def _identity(source: str) -> str:

@@ -42,7 +42,8 @@ class Occlusion(OccludedProbe):
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         accelerated = accelerate(model)
         given, batch = check_batch(model, batch, "probe occlusion")
-        batch, shape = self.at_mask_size(given, batch._replace(y=hard(batch.y))), (len(batch.x), self.masks)
+        batch, grid = self.at_mask_size(given, batch._replace(y=hard(batch.y)))
+        shape = len(batch.x), self.masks
         right = torch.zeros(shape, dtype=torch.bool, device=batch.x.device)
         sure = batch.x.new_zeros(shape)
         first = batch.x.clone()
@@ -51,7 +52,7 @@ class Occlusion(OccludedProbe):
             for positions, chunks in self.full_batches(batch, accelerated.batch_size):
                 some = batch.select(positions)
                 for numbers in chunks:
-                    shown = self.occluded(some, numbers, seed=seed)
+                    shown = self.occluded(some, grid, numbers, seed=seed)
                     logits = precise(predict(given, shown), shown.x)
                     cells = positions[:, None], torch.tensor(numbers, device=positions.device)
                     right[cells] = ~misclassified(logits, shown.y).view(len(numbers), -1).T

@@ -46,8 +46,8 @@ class PatchConfidence(MaskedProbe):
 
     def __call__(self, model: nn.Module, batch: Batch, *, seed: int) -> dict[str, Tensor]:
         given, batch = check_batch(model, batch, "probe patch-confidence")
-        batch = self.at_mask_size(given, batch._replace(y=hard(batch.y)))
-        (mask,) = self.masks_of(batch, [0], seed=seed)
+        batch, grid = self.at_mask_size(given, batch._replace(y=hard(batch.y)))
+        (mask,) = self.masks_of(batch, grid, [0], seed=seed)
         pgd = PatchPGD(steps=self.steps, rel_step=self.rel_step)
         noise, occlusion = PatchGaussian(sigma=self.sigma), PatchOcclusion()
         threat = Threat("linf", self.eps)

@@ -16,7 +16,7 @@ from bastion import BastionError, storage
 from bastion.data import datasets
 from bastion.data.pool import build_extra
 from bastion.deepaugment import fit, generate
-from bastion.deepaugment.generate import ATTEMPTS, GROUP, LEAST, Copies, Distorter, deepaugment
+from bastion.deepaugment.generate import ATTEMPTS, GROUP, MIN_SSIM, Copies, Distorter, deepaugment
 from bastion.deepaugment.networks import NETWORKS, Network
 from bastion.deepaugment.quality import psnr, ssim
 from bastion.recipe import Extra
@@ -81,7 +81,7 @@ def test_images_are_copies_of_training_images_with_their_labels(make: Make, mini
 def test_they_are_recognisable_but_changed(make: Make, whole: Path) -> None:
     for copies in make(whole):
         distorted = copies.attempt < ATTEMPTS
-        assert distorted.float().mean() > 0.75 and (copies.ssim[distorted] >= LEAST).all()
+        assert distorted.float().mean() > 0.75 and (copies.ssim[distorted] >= MIN_SSIM).all()
         assert copies.psnr.mean() < copies.plain - 1.5 and copies.psnr.std() > 1
         assert f"{COUNT} images; PSNR" in str(copies)
 
@@ -102,13 +102,13 @@ def test_what_is_no_more_like_itself_is_drawn_again(
 ) -> None:
     """Whatever the others of its group need; where no distortion will do, the image is only reconstructed."""
     x, generator = mini.train.batch(range(GROUP)).x, Distorter(trained["cae"], "cae", 0)
-    monkeypatch.setattr(generate, "LEAST", 0.5)
+    monkeypatch.setattr(generate, "MIN_SSIM", 0.5)
     drawn = [generator(x, group) for group in range(6)]
     attempts = torch.cat([attempt for _, attempt in drawn])
     assert {0, 1} <= {*attempts.tolist()} and len({*drawn[0][1].tolist(), *drawn[1][1].tolist()}) > 1
     for made, attempt in drawn:
         assert (ssim(x, made)[attempt < ATTEMPTS] >= 0.5).all()
-    monkeypatch.setattr(generate, "LEAST", 1.1)
+    monkeypatch.setattr(generate, "MIN_SSIM", 1.1)
     made, attempt = generator(x, 0)
     assert (attempt == ATTEMPTS).all()
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_grey_images_are_copied_too(tiny_data: DataSet, tmp_path: Path, monkeypa
         train=_Grey(tiny_data.train),  # type: ignore[arg-type]
         val=_Grey(tiny_data.val),  # type: ignore[arg-type]
     )
-    monkeypatch.setattr(generate, "WORST", 0.0)
+    monkeypatch.setattr(generate, "MIN_PSNR", 0.0)
     made = deepaugment(grey, tmp_path / "made", steps=2)
     data = datasets.build({"name": "npz", "path": str(made[0].path), "classes": 3})
     assert data.shape == (1, 8, 8) and torch.equal(data.train.labels, tiny_data.train.labels)

@@ -133,6 +133,32 @@ def test_images_of_another_size_are_refused() -> None:
         CorruptionModel((3, 32, 32), 4)(torch.rand(2, 3, 16, 16))
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 48), (3, 32, 32)])
+def test_it_comes_back_for_the_size_that_the_network_resizes_to(shape: tuple[int, int, int], tmp_path: Path) -> None:
+    made, spec = CorruptionModel((3, 64, 64), 16), {"name": "vit/micro", "img_size": 64, "patch_size": 16}
+    model = checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3, shape=shape, resize="bicubic")
+    checkpoint.save(model, tmp_path, networks=made.state_dict())
+    back, x = load_corruption_model(tmp_path), torch.rand(2, 3, 64, 64)
+    assert back.grid == made.grid and torch.equal(back(x), made(x))
+
+
+def test_one_from_before_its_size_was_stored_is_read_as_then(tmp_path: Path) -> None:
+    made = CorruptionModel((3, 32, 48), 8)
+    old = {name: tensor for name, tensor in made.state_dict().items() if name != "image_size"}
+    spec = {"name": "resnet/micro", "widths": [8, 16], "depths": [1, 1]}
+    model = checkpoint.build(spec, mean=(0.5,) * 3, std=(0.25,) * 3, shape=(3, 32, 48))
+    checkpoint.save(model, tmp_path, networks=old)
+    assert load_corruption_model(tmp_path).grid == made.grid
+    fresh = CorruptionModel((3, 32, 48), 8)
+    fresh.load_state_dict(old)  # a checkpoint to resume from
+    assert torch.equal(fresh.mix.weight, made.mix.weight)
+
+
+def test_one_that_does_not_fit_into_memory_is_refused_before_it_is_made() -> None:
+    with pytest.raises(BastionError, match=r"patch_size: a corruption model of 1,048,576 patches of 1 pixels: needs"):
+        CorruptionModel((3, 1024, 1024), 1)
+
+
 def test_a_run_without_one_says_so(tmp_path: Path) -> None:
     run = train("base/micro", changes=QUICK, folder=tmp_path / "plain")
     with pytest.raises(BastionError, match="has no corruption model: its objective trained no network"):

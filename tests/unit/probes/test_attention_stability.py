@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bastion import BastionError
 from bastion.models import Classifier, checkpoint
+from bastion.patches import Grid
 from bastion.probes.attention_stability import AttentionStability, centre_attention, similarities
 from bastion.types import Batch
 
@@ -85,7 +86,9 @@ def test_facts_are_the_cosines_of_the_tapped_maps(name: str, options: dict[str, 
     heads = max(each.shape[1] for each in clean)
     cosines = np.full((2, len(attending), heads), np.nan)
     for mask in range(2):
-        for layer, (a, b) in enumerate(zip(clean, maps(probe.occluded(batch, [mask], seed=7).x), strict=True)):
+        for layer, (a, b) in enumerate(
+            zip(clean, maps(probe.occluded(batch, Grid.of(batch.x, 4), [mask], seed=7).x), strict=True)
+        ):
             cosines[mask, layer, : a.shape[1]] = [cosine(a[:, head], b[:, head]) for head in range(a.shape[1])]
     facts = {name: fact[0].numpy() for name, fact in probe(model, batch, seed=7).items()}
     by_mask = np.nanmean(cosines, axis=(1, 2))

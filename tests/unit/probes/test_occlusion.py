@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from bastion import BastionError, Threat
 from bastion.attacks.patch import PatchOcclusion
 from bastion.measuring.runner import measure
 from bastion.models import Classifier, checkpoint
+from bastion.models.columns import take_columns
 from bastion.models.corruption_model import CorruptionModel
 from bastion.patches import Grid
 from bastion.probes import probes
@@ -119,6 +121,50 @@ def test_facts_by_mask_are_stored_whatever_the_batches(
     assert found[0].pictures("occlusion")["occluded"].shape == (3, 3, 8, 8)
 
 
+def resizing(class_map: bool = False) -> Any:
+    """A ViT for 16 pixels with tokens of 4, which brings images of 8 pixels to its size."""
+    sizes = {"num_classes": 3, "img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    spec, grey = {"name": "vit/micro", **sizes}, (0.5,) * 3
+    model = checkpoint.build(spec, mean=grey, std=grey, shape=(3, 8, 8), resize="bicubic").eval()
+    return take_columns(model, 3, (2, 0), "two of its classes") if class_map else model
+
+
+@pytest.mark.parametrize("name", ["occlusion", "patch-confidence", "attention-stability"])
+@pytest.mark.parametrize(("size", "share"), [(2, 2 / 64), (4, 1 / 16), (8, 1 / 4), (None, 1 / 16)])
+def test_random_patches_are_of_the_image_as_the_model_resizes_it(name: str, size: int | None, share: float) -> None:
+    model = resizing()
+    batch = Batch(torch.arange(20), torch.rand(20, 3, 8, 8), torch.zeros(20, dtype=torch.long))
+    facts = probes.build({"name": name, "share": 0.02, "size": size})(model, batch, seed=0)
+    assert torch.equal(facts["clean"], model.resized(batch.x).clamp(0, 1))
+    changed = (facts["occluded"] != facts["clean"]).any(1).double()
+    assert changed.mean().item() == pytest.approx(share, abs=1e-3)  # noise may equal a pixel
+    patches = Grid.of(facts["clean"], size or 4).sums(changed)
+    assert int((patches > 0).sum()) == 20 * (2 if size == 2 else 1)
+
+
+def test_images_are_resized_behind_a_choice_of_classes_too() -> None:
+    batch = Batch(torch.arange(2), torch.rand(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))
+    assert Occlusion(size=4)(resizing(class_map=True), batch, seed=0)["occluded"].shape == (2, 3, 16, 16)
+
+
+def test_facts_of_models_that_resize_are_measured_anew_and_others_kept(corrupting: str) -> None:
+    plain, learned = Occlusion(size=4), Occlusion(size=4, corruption_model=corrupting)
+    assert plain.revisions(small_vit()) == learned.revisions(resizing()) == plain.describe().revisions
+    assert plain.revisions(resizing()) == plain.revisions(resizing(class_map=True)) == (*plain.describe().revisions, 2)
+
+
+def test_a_model_without_attention_has_no_tokens_to_size_patches_by() -> None:
+    with pytest.raises(BastionError, match="probe occlusion: size: this model has no self-attention"):
+        Occlusion(size=None)(Looks(0), white(2), seed=0)
+
+
+@pytest.fixture
+def corrupting(tmp_path: Path) -> str:
+    """A model folder with a corruption model for images of 16 pixels in patches of 4."""
+    checkpoint.save(small_vit().float(), tmp_path / "run", networks=CorruptionModel((3, 16, 16), 4).state_dict())
+    return str(tmp_path / "run")
+
+
 class TestLearnedMasks:
     @pytest.fixture
     def corruption_model(self, tmp_path: Path) -> CorruptionModel:
@@ -136,7 +182,7 @@ class TestLearnedMasks:
         grid = corruption_model.grid
         mask = grid.mask(grid.highest(corruption_model(batch.x.float()), 4))
         assert torch.equal((shown != batch.x).all(1, keepdim=True), mask)
-        first, second = probe.occluded(batch, [0, 1], seed=0).x.chunk(2)  # noise is fresh for each
+        first, second = probe.occluded(batch, grid, [0, 1], seed=0).x.chunk(2)  # noise is fresh for each
         assert torch.equal(first, shown) and not torch.equal(first, second)
         assert torch.equal((second != batch.x).all(1, keepdim=True), mask)
 
@@ -144,9 +190,7 @@ class TestLearnedMasks:
     def test_images_that_the_model_resizes_are_occluded_at_its_size_as_in_training(
         self, name: str, tmp_path: Path
     ) -> None:
-        sizes = {"num_classes": 3, "img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-        spec, grey = {"name": "vit/micro", **sizes}, (0.5,) * 3
-        model = checkpoint.build(spec, mean=grey, std=grey, shape=(3, 8, 8), resize="bicubic").eval()
+        model = resizing()
         torch.manual_seed(0)
         corruption_model = CorruptionModel((3, 16, 16), 4)
         checkpoint.save(model, tmp_path / "run", networks=corruption_model.state_dict())

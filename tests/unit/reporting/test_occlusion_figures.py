@@ -61,6 +61,7 @@ def test_every_figure_of_the_paper_is_there_and_drawings_share_no_id(table: Shar
         "confidence: confidence in the true class",
         "confidence: the images",
         "attention: attention on clean and on occluded images",
+        "attention: attention by layer and head",
         "attention: one image under 50 masks",
         "attention: attention of the centre",
     ]
@@ -80,6 +81,7 @@ def test_accuracies_over_masks_are_told_with_what_depends_on_the_mask(table: Sha
         assert name == f"depth-{row + 1}"
         assert cells[1].startswith(f"{100 * right.mean():.1f} % (")
         assert cells[2:] == [
+            f"{100 * np.std(by_mask, ddof=1):.2f} points",
             f"{100 * by_mask.min():.1f} to {100 * by_mask.max():.1f} %",
             f"{100 * always:.1f} %",
             f"{100 * (ever - always):.1f} %",
@@ -99,6 +101,15 @@ def test_confidences_and_similarities_are_means_over_the_images(table: SharedTab
         cells = similarity.rows[row][1]
         assert cells[0].startswith(f"{values.mean():.3f} (") and cells[2] == f"{values.min():.3f}"
         assert cells[3] == f"{row + 1} × 2"
+
+
+def test_heads_are_cells_of_one_scale_for_all_models(table: SharedTable) -> None:
+    figure = by_title(table)["attention: attention by layer and head"]
+    means = [column(table, row, "attention/similarity_by_head").mean(0) for row in range(2)]
+    for panel, mean in zip(figure.panels, means, strict=True):
+        assert len(re.findall(r"<path[^>]*fill: #[0-9a-f]{6}", panel)) == mean.size
+    low, high = min(each.min() for each in means), max(each.max() for each in means)
+    assert f"from {low:.3f} (dark) to {high:.3f} (bright)" in figure.caption
 
 
 def test_pictures_are_of_the_same_images_in_every_model_and_say_what_is_shown(table: SharedTable) -> None:
@@ -122,9 +133,10 @@ def test_no_pictures_and_a_single_image_are_no_trouble(tiny_data: DataSet, tmp_p
         "occlusion: one image under 60 masks",
         "confidence: confidence in the true class",
         "attention: attention on clean and on occluded images",
+        "attention: attention by layer and head",
         "attention: one image under 50 masks",
     ]
-    assert [len(figure.panels) for figure in figures.values()] == [0, 1, 1, 2, 1]  # one image has no box
+    assert [len(figure.panels) for figure in figures.values()] == [0, 1, 1, 2, 2, 1]  # one image has no box
     assert "inf" not in report([tmp_path / "depth-1"], tmp_path / "page.html").read_text()
 
 

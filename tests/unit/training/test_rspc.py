@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from bastion import BastionError
 from bastion.models import Classifier, checkpoint
 from bastion.models.corruption_model import CorruptionModel, load_corruption_model
+from bastion.patches import default_patch_size
 from bastion.recipe import load_recipe
 from bastion.run import Run
 from bastion.training.build import set_up_objective
 from bastion.training.checkpoints import read_state
 from bastion.training.distributed import Processes
-from bastion.training.objectives.rspc import RSPC, alignment, default_patch_size
+from bastion.training.objectives.rspc import RSPC, alignment
 from bastion.training.trainer import Trainer, train
 from bastion.types import Batch, DataSet, Prepared, TrainingContext
 
@@ -42,7 +43,8 @@ def batch(model: Classifier) -> Batch:
 
 def _set_up(model: Classifier, data: DataSet, **changes: Any) -> RSPC:
     """With a corruption model in float64 that has large enough weights for its choice to differ between images."""
-    objective = RSPC(label_smoothing=0.1, rho=0.2, **{"grad_scale": 1.0, **changes})
+    scale = {} if changes.get("patches") == "random" else {"grad_scale": 1.0}
+    objective = RSPC(label_smoothing=0.1, rho=0.2, **{**scale, **changes})
     shaped = data.__class__(**{**vars(data), "shape": model.shape})
     set_up_objective(objective, TrainingContext(model, shaped, load_recipe("base/micro")))
     if objective.networks is not None:
@@ -98,7 +100,8 @@ def _mask(objective: RSPC, x: Tensor) -> Tensor:
 def test_the_loss_is_that_of_two_passes(
     model: Classifier, batch: Batch, tiny_data: DataSet, fill: str, minimize: str
 ) -> None:
-    objective = _set_up(model, tiny_data, weight=0.3, fill=fill, minimize=minimize)
+    weight = {"weight": 0.3} if minimize == "alignment" else {}
+    objective = _set_up(model, tiny_data, fill=fill, minimize=minimize, **weight)
     prepared = _prepared(objective, model, batch)
     assert (prepared.x == 0).all() == (fill == "zero")
     mask = _mask(objective, batch.x)
@@ -189,7 +192,7 @@ def test_what_the_corruption_model_climbs_can_be_another_term(
     model: Classifier, batch: Batch, tiny_data: DataSet
 ) -> None:
     def gradients(**changes: Any) -> tuple[float, list[Tensor], list[Tensor]]:
-        objective = _set_up(model, tiny_data, weight=0.3, **changes)
+        objective = _set_up(model, tiny_data, **changes)
         prepared = _prepared(objective, model, batch)
         model.zero_grad()
         total = objective.loss(model, prepared).total
@@ -197,9 +200,10 @@ def test_what_the_corruption_model_climbs_can_be_another_term(
         assert objective.networks is not None
         return total.item(), _gradients(model.parameters()), _gradients(objective.networks.parameters())
 
-    usual, same, crossed = gradients(), gradients(maximize="alignment"), gradients(maximize="cross-entropy")
+    usual, same = gradients(weight=0.3), gradients(weight=0.3, maximize="alignment")
+    crossed = gradients(weight=0.3, maximize="cross-entropy")
     only = gradients(minimize="cross-entropy")
-    other_way = gradients(minimize="cross-entropy", maximize="alignment")
+    other_way = gradients(weight=0.3, minimize="cross-entropy", maximize="alignment")
     assert usual[0] == same[0] == pytest.approx(crossed[0], abs=1e-12) and only[0] == pytest.approx(other_way[0])
     for left, right in ((usual, crossed), (only, other_way)):
         assert all(torch.allclose(one, two, atol=1e-12) for one, two in zip(left[1], right[1], strict=True))
@@ -294,6 +298,9 @@ def _trainer(folder: Path, *changes: str) -> Trainer:
         (["model={name: resnet/micro, widths: [8, 16], depths: [1, 1]}"], "this model has none; take another model"),
         (["objective.patch_size=5"], "patch_size: patches of 5 pixels do not tile images of 32×32; of 1, 2, 4, 8, 16"),
         (["objective={name: rspc, patches: random, maximize: alignment}"], "maximize: random patches maximize nothing"),
+        (["objective={name: rspc, patches: random, corruption_lr: 3}"], "corruption_lr: random patches need no corrup"),
+        (["objective={name: rspc, patches: random, grad_scale: 2}"], "grad_scale: random patches need no corruption"),
+        (["objective={name: rspc, minimize: cross-entropy, weight: 7}"], "weight: weighs the alignment, which nothing"),
         (["objective.rho=0"], "objective.rho"),
     ],
 )
@@ -317,6 +324,18 @@ def test_cross_entropy_on_occluded_images_needs_no_attention(tmp_path: Path) -> 
     )
     _, losses, norms = trainer.train_step(next(trainer.batches()))
     assert losses.terms.keys() == {"natural", "corrupted"} and norms["objective_grad_norm"] > 0
+
+
+def test_cross_entropy_on_occluded_images_does_not_look_at_attention(
+    model: Classifier, tiny_data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise BastionError("the outputs of block 0 are not of tokens")
+
+    monkeypatch.setattr("bastion.training.objectives.rspc.attention_outputs", fail)
+    assert _set_up(model, tiny_data, minimize="cross-entropy", patch_size=4).networks is not None
+    with pytest.raises(BastionError, match="not of tokens"):
+        _set_up(model, tiny_data, minimize="cross-entropy", maximize="alignment", patch_size=4)
 
 
 EVERYTHING = (

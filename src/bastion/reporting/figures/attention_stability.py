@@ -31,6 +31,7 @@ def attention_stability(table: SharedTable, cases: Sequence[MeasuredCase], key: 
     for number, case in enumerate(cases):
         found += [
             _similarities(table, case, f"{key}-{number}"),
+            _heads(table, case, f"{key}-heads-{number}"),
             *_over_masks(table, case, f"{key}-masks-{number}"),
             *_pictures(table, case),
         ]
@@ -74,6 +75,31 @@ def _layers(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
         axes.set_xlabel("attention layer, from input to output")
         axes.grid(axis="y")
         return svg.inline(drawn, key, f"{case.label}: cosine similarity of attention by layer")
+
+
+def _heads(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+    """A heat map of layers and heads for each model."""
+    means = [fact(row, case, "similarity_by_head").mean(0) for row in table.rows]  # (layers, heads)
+    low, high = min(map(np.nanmin, means)), max(map(np.nanmax, means))
+    panels = []
+    for place, (row, mean) in enumerate(zip(table.rows, means, strict=True)):
+        with svg.figure(WIDTH, HEIGHT) as drawn:
+            axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
+            axes.set_title(row.name, loc="left", x=-0.13, pad=10, fontsize=13)
+            layers, heads = (np.arange(count + 1) + 0.5 for count in mean.shape)
+            axes.pcolormesh(layers, heads, np.ma.masked_invalid(mean.T), cmap="viridis", vmin=low, vmax=high)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_xlabel("attention layer, from input to output")
+            axes.set_ylabel("head")
+            panels.append(svg.inline(drawn, f"{key}-{place}", f"{row.name}: similarity of attention by layer and head"))
+    return Figure(
+        f"{case.label}: attention by layer and head",
+        panels,
+        f"Cosine similarity, mean over the images, from {low:.3f} (dark) to {high:.3f} (bright), on one scale for all "
+        "models. Blank where a layer has fewer heads than another.",
+        legend=False,
+    )
 
 
 def _table(table: SharedTable, case: MeasuredCase) -> Table:

@@ -46,8 +46,8 @@ def _accuracies(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> 
         panels,
         "Each box is of accuracies on all images, one for each mask: median, quartiles, and whiskers to the furthest "
         "value within 1.5 times their distance. A star is the accuracy on clean images, a number the mean over masks. "
-        "Every image has masks of its own, so boxes get narrower the more images there are; the last two columns of "
-        "the table do not. Masks of a corruption model differ in their noise alone.",
+        "Every image has masks of its own, so boxes get narrower, and deviations smaller with more images; the "
+        "last two columns of the table do not. Masks of a corruption model differ in their noise alone.",
         _table(table, cases),
     )
 
@@ -101,13 +101,14 @@ def _table(table: SharedTable, cases: Sequence[MeasuredCase]) -> Table:
             cells = [
                 f"{percent(float(fact(row, case, 'clean_correct').mean()))} %",
                 with_interval(row.facts.estimate(fact(row, case, "share_right"), SHARE)),
+                f"{100 * accuracies.std(ddof=1):.2f} points",
                 f"{percent(accuracies.min())} to {percent(accuracies.max())} %",
                 f"{percent(always)} %",
                 f"{percent(ever - always)} %",
             ]
             rows.append((name, cells))
-    columns = ["run", "clean", "mean over masks", "lowest to highest mask", "right under all", "depends on the mask"]
-    return Table(columns, rows)
+    masks = ["mean over masks", "standard deviation", "lowest to highest mask"]
+    return Table(["run", "clean", *masks, "right under all", "depends on the mask"], rows)
 
 
 def _confidences(table: SharedTable, case: MeasuredCase, key: str) -> Figure:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Literal, cast
 
@@ -13,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bastion import rng
-from bastion.forward import check_gradient, in_mode
+from bastion.errors import shown
+from bastion.forward import check_gradient
 from bastion.models.classifier import Classifier
 from bastion.models.corruption_model import CorruptionModel, keep_mask
-from bastion.patches import token_grid
+from bastion.patches import Grid, attention_outputs, default_patch_size
 from bastion.settings import AtLeastOne, NotNegative, Positive, SettingsError, Share, Smoothing, settings
 from bastion.training.objectives import objectives
 from bastion.types import Batch, Losses, Objective, Prepared, Tapped, Taps, TrainingContext
 
 Term = Literal["alignment", "cross-entropy"]
-MOST_PATCHES = 256  # by default, as the corruption model has a weight for each pair of patches
 
 
 @objectives.register("rspc")
@@ -48,25 +47,38 @@ class RSPC(Objective):
     grad_scale: Positive = 65536.0
 
     def __post_init__(self) -> None:
-        if self.patches == "random" and self.maximize:
-            raise SettingsError("rspc", ("maximize",), "random patches maximize nothing; leave it out")
+        without_effect = {
+            "maximize": (self.patches == "random", "random patches maximize nothing"),
+            "corruption_lr": (self.patches == "random", "random patches need no corruption model"),
+            "grad_scale": (self.patches == "random", "random patches need no corruption model"),
+            "weight": ("alignment" not in self._terms, "weighs the alignment, which nothing takes here"),
+        }
+        for key, (unused, why) in without_effect.items():
+            usual = getattr(type(self), key)
+            if unused and getattr(self, key) != usual:
+                raise SettingsError("rspc", (key,), f"{why}; leave it out, or at its default, {shown(usual)}")
+
+    @property
+    def _terms(self) -> set[Term]:
+        """What the model and the corruption model take the gradient of."""
+        return {self.minimize} if self.patches == "random" else {self.minimize, self.maximize or self.minimize}
 
     def setup(self, context: TrainingContext) -> None:
         model = context.model
         _, *shape = _resized(model, torch.zeros(1, *context.data.shape)).shape
-        attending = _attention_outputs(model, shape)
-        aligns = "alignment" in (self.minimize, self.maximize)
-        if not attending and (aligns or self.patch_size is None):
+        aligns = "alignment" in self._terms
+        outputs = attention_outputs(model, shape) if aligns or self.patch_size is None else {}
+        if not outputs and (aligns or self.patch_size is None):
             raise ValueError(
                 "rspc aligns the outputs of self-attention blocks, and this model has none; take another model, or set "
                 "minimize: cross-entropy and a patch_size"
             )
-        self._aligned = list(attending) if aligns else []
-        size = self.patch_size or default_patch_size([output.shape[1:] for output in attending.values()], shape)
-        corruption_model = CorruptionModel(shape, size)
-        self._grid = corruption_model.grid
+        self._aligned = list(outputs) if aligns else []
+        size = self.patch_size or default_patch_size([output.shape[1:] for output in outputs.values()], shape)
+        self._grid = Grid.tiling(shape, size)
         if self.patches == "random":
             return
+        corruption_model = CorruptionModel(shape, size)
         self.networks, self.clip_grad = corruption_model, 5.0
         self.optimizer = torch.optim.SGD(
             corruption_model.parameters(),
@@ -90,29 +102,47 @@ class RSPC(Objective):
         return Prepared(batch, x, {})
 
     def loss(self, model: nn.Module, prepared: Prepared) -> Losses:
-        x, y, occluded = prepared.clean.x, prepared.clean.y, prepared.x
-        keep = used = None
-        if self.networks is not None:
-            count, processes = self._grid.share(self.rho), dist.get_world_size() if dist.is_initialized() else 1
-            scores = self.networks(x)
-            keep = keep_mask(scores, self._grid, count, grad_scale=self.grad_scale, processes=processes)
-            used = keep if self.maximize in (None, self.minimize) else keep.detach().requires_grad_()
-            occluded = used * x + (1 - used) * occluded  # Eq. 1
+        x, y = prepared.clean.x, prepared.clean.y
+        mask = differentiable_mask = self._learned_mask(x)
+        if mask is not None and self.maximize not in (None, self.minimize):
+            differentiable_mask = mask.detach().requires_grad_()  # keeps the model's loss from the corruption model
+        occluded = prepared.x if differentiable_mask is None else _occlude(x, prepared.x, differentiable_mask)
         with cast(Tapped, model).tap("blocks") if self._aligned else nullcontext(Taps()) as taps:
             clean, corrupted = model(torch.cat([x, occluded])).chunk(2)
-        natural, other = (F.cross_entropy(each, y, label_smoothing=self.label_smoothing) for each in (clean, corrupted))
-        terms = {"natural": natural, "corrupted": other}
+        natural, corrupted_loss = (
+            F.cross_entropy(logits, y, label_smoothing=self.label_smoothing) for logits in (clean, corrupted)
+        )
+        terms = {"natural": natural, "corrupted": corrupted_loss}
         if self._aligned:
             terms["alignment"] = alignment(taps.blocks[name] for name in self._aligned)
-        total = natural + self.weight * terms["alignment"] if self.minimize == "alignment" else (natural + other) / 2
-        if keep is not None and used is not None and keep is not used:
-            maximized = other if self.maximize == "cross-entropy" else self.weight * terms["alignment"]
-            check_gradient(maximized, "objective rspc")
-            (slope,) = torch.autograd.grad(maximized, used, retain_graph=True)
-            total = (
-                total + (slope * (keep - used.detach())).sum()
-            )  # adds 0, but gives the corruption model its gradient
+        if self.minimize == "alignment":
+            total = natural + self.weight * terms["alignment"]
+        else:
+            total = (natural + corrupted_loss) / 2
+        if mask is not None and differentiable_mask is not None and differentiable_mask is not mask:
+            maximized = corrupted_loss if self.maximize == "cross-entropy" else self.weight * terms["alignment"]
+            total = total + _gradient_only(maximized, differentiable_mask, mask)
         return Losses(total, corrupted, terms, clean)
+
+    def _learned_mask(self, x: Tensor) -> Tensor | None:
+        """(B, 1, H, W), 0 on the patches to occlude; None if patches are random, which `prepare` has occluded."""
+        if self.networks is None:
+            return None
+        processes = dist.get_world_size() if dist.is_initialized() else 1
+        count = self._grid.share(self.rho)
+        return keep_mask(self.networks(x), self._grid, count, grad_scale=self.grad_scale, processes=processes)
+
+
+def _occlude(x: Tensor, fill: Tensor, mask: Tensor) -> Tensor:
+    """Eq. 1."""
+    return mask * x + (1 - mask) * fill
+
+
+def _gradient_only(maximized: Tensor, differentiable_mask: Tensor, mask: Tensor) -> Tensor:
+    """0, whose gradient by the mask is that of `maximized` by its detached copy."""
+    check_gradient(maximized, "objective rspc")
+    (slope,) = torch.autograd.grad(maximized, differentiable_mask, retain_graph=True)
+    return (slope * (mask - differentiable_mask.detach())).sum()
 
 
 def _resized(model: nn.Module, x: Tensor) -> Tensor:
@@ -123,39 +153,3 @@ def alignment(outputs: Iterable[Tensor]) -> Tensor:
     """L_align of Eq. 2, from block outputs for a batch of clean images followed by the occluded ones."""
     halves = (output.to(torch.promote_types(output.dtype, torch.float32)).chunk(2) for output in outputs)
     return torch.stack([F.mse_loss(clean, corrupted) for clean, corrupted in halves]).mean()
-
-
-def default_patch_size(outputs: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
-    """The patch size in pixels that tiles the image and is nearest to the size of the model's tokens.
-
-    Tokens are those of the first attention block with at most `MOST_PATCHES` of them, given the shapes of the blocks'
-    outputs: a ViT's own patches, and patches of 16 pixels for Swin at 224.
-    """
-    _, height, width = shape
-    grids = [_grid(output, height, width) for output in outputs]
-    rows, _ = next((grid for grid in grids if math.prod(grid) <= MOST_PATCHES), grids[-1])
-    side = math.gcd(height, width)
-    tiles = [size for size in range(side, 0, -1) if side % size == 0]
-    return min(tiles, key=lambda size: abs(math.log(size * rows / height)))
-
-
-def _grid(output: Sequence[int], height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of the tokens in an output of (tokens, channels), (channels, H, W) or (H, W, channels)."""
-    if len(output) == 2:
-        return token_grid(output[0], height, width)
-    first, second, third = output
-    return (second, third) if second * width == third * height else (first, second)
-
-
-def _attention_outputs(model: nn.Module, shape: Sequence[int]) -> dict[str, Tensor]:
-    """The output of each block with self-attention, for two images of this shape."""
-    if not isinstance(model, Tapped):
-        return {}
-    weights = next(model.parameters())
-    with torch.no_grad(), in_mode(model, training=False), model.tap("blocks") as taps:
-        model(torch.zeros(2, *shape, device=weights.device, dtype=weights.dtype))
-    found = {block.name: taps.blocks[block.name] for block in model.blocks() if block.attends}
-    for name, output in found.items():
-        if len(output) != 2 or output.ndim not in (3, 4):
-            raise ValueError(f"rspc cannot align the outputs of block {name}: of two images they are {output.shape}")
-    return found
