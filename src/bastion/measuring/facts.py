@@ -305,7 +305,8 @@ class Facts:
     def warnings(self) -> list[sanity.SanityWarning]:
         """Return the warnings of the sanity checks."""
         checked = {name: self.columns[name] for name in self.columns if sanity.is_check(name)}
-        return [*self._accuracy_warnings(), *sanity.warnings(checked)]
+        clean = [self.correct(case.label) for case in self.with_role("clean") if CORRECT in case.columns]
+        return [*self._accuracy_warnings(), *sanity.warnings(checked, float(clean[0].mean()) if clean else 1.0)]
 
     def _accuracy_warnings(self) -> list[sanity.SanityWarning]:
         """Return warnings about clean accuracy."""
