@@ -21,7 +21,7 @@ from PIL import Image
 from tests.unprivileged import closed, folder_for_all
 from torch import Tensor, nn
 
-from bastion import BastionError, storage
+from bastion import BastionError, settings, storage
 from bastion.attacks import attacks
 from bastion.data.idx import FILES, read_idx_folder
 from bastion.data.imagefolder import imagefolder
@@ -36,6 +36,7 @@ from bastion.models.load import load
 from bastion.plugins import own_files
 from bastion.recipe import load_recipe
 from bastion.recipe_files import DEEPEST
+from bastion.recipe_yaml import read_fractions, read_value
 from bastion.reporting.html import report
 from bastion.reporting.leaderboard import leaderboard
 from bastion.run import Run, open_run
@@ -312,3 +313,14 @@ def test_each_row_of_the_table_of_untrusted_input_has_its_test() -> None:
     assert len(rows) >= 14
     for name in re.findall(r"`(test_\w+)`", section):
         assert f"def {name}(" in defined, name
+
+
+@pytest.mark.parametrize("text", ["{0}x", "{0}/x", "1/{0}x", "{0}.{0}x", ".{0}x", "1e{0}x", "{0} / {0}."])
+def test_digits_without_end_are_read_in_linear_time(text: str) -> None:
+    digits, before = text.format("9" * 200_000), time.process_time()
+    assert read_value(digits.replace(".", "x"), "here")
+    assert read_value(digits, "here") is not None
+    assert read_fractions(digits)
+    with pytest.raises(ValueError, match="expected a number"):
+        settings._number(digits)
+    assert time.process_time() - before < 20  # quadratic: minutes
