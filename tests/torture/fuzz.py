@@ -469,7 +469,7 @@ def _run(folder: Path) -> None:
     about = {
         "model": "m",
         "weights": "5eed",
-        "data": {"name": "tiny", "split": "test"},
+        "data": {"name": "tiny", "split": "test", "fingerprint": "f"},
         "classes": ("a", "b"),
         "suite": "demo",
     }

@@ -2,9 +2,10 @@
 
     python -m tests.torture.matrix --flips 100 --seed 0
 
-What a run is read for is done by four readers: `read` takes all that a report is made of, `networks` loads what the
-objective trained, `measure` asks for what is stored, `resume` goes on with the training. A reader that does not open a
-file on the undamaged run cannot depend on what is in it, so each is asked only about files that it opens.
+What a run is read for is done by five readers: `read` takes all that a report is made of, `networks` loads what the
+objective trained, `load` the model, `measure` asks for what is stored, `resume` goes on with the training. A reader
+that does not open a file on the undamaged run cannot depend on what is in it, so each is asked only about files that it
+opens.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bastion.errors import BastionError
 from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.runner import measure
 from bastion.models import checkpoint
+from bastion.models.load import load
 from bastion.reporting.tables import read_runs
 from bastion.run import Run
 from bastion.training.trainer import train
@@ -64,6 +66,7 @@ RUNS = {
     (*ADVERSARIAL, "validate.choose=last"): ORDINARY,
     (*BESIDE, "checkpoint.keep=2"): BESIDE_THE_MODEL,
 }
+CARDS = ("card", "card of an epoch")  # their folders hold a model
 FILES = ORDINARY | BESIDE_THE_MODEL
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "matrix", "WORLD_SIZE": "1"}
 Numbers = dict[str, Any]
@@ -109,6 +112,10 @@ def networks(folder: Path) -> Numbers:
     return {"networks": checkpoint.digest_tensors(checkpoint.load_networks(folder / "model"))}
 
 
+def load_model(folder: Path) -> Numbers:
+    return {"weights": checkpoint.digest(load(folder))}
+
+
 def _of_facts(facts: Facts) -> Numbers:
     about = facts.about
     pictures = {case.label: facts.pictures(case.label) for case in about.cases if case.kind == "probes"}
@@ -126,6 +133,7 @@ def _of_facts(facts: Facts) -> Numbers:
 READERS: dict[str, Callable[[Path], Numbers]] = {
     "read": read,
     "networks": networks,
+    "load": load_model,
     "measure": measure_again,
     "resume": resume,
 }
@@ -174,12 +182,16 @@ class Matrix:
         shutil.copytree(self.folder / "first", work)
         return work / "run"
 
-    def damages(self, kind: str, flips: int, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    def damages(self, kind: str, flips: int, chance: random.Random) -> Iterator[tuple[str, bytes | Path]]:
+        """What a file is replaced by; a folder takes the place of the one that the file lies in."""
         content = (self.folder / "first" / "run" / self.files[kind]).read_bytes()
+        other = self.folder / "second" / "run" / self._file("second", FILES[kind])
         yield "empty", b""
         yield "half", content[: len(content) // 2]
         yield "zeros", bytes(len(content))
-        yield "of another run", (self.folder / "second" / "run" / self._file("second", FILES[kind])).read_bytes()
+        yield "of another run", other.read_bytes()
+        if kind in CARDS:
+            yield "folder of another run", other.parent
         for bit in (chance.randrange(8 * len(content)) for _ in range(flips if content else 0)):
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
@@ -196,9 +208,14 @@ class Matrix:
                 for name in readers:
                     yield self._verdict(kind, damage, content, name)
 
-    def _verdict(self, kind: str, damage: str, content: bytes, reader: str) -> Verdict:
+    def _verdict(self, kind: str, damage: str, content: bytes | Path, reader: str) -> Verdict:
         home = self._copy()
-        (home / self.files[kind]).write_bytes(content)
+        path = home / self.files[kind]
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            shutil.rmtree(path.parent)
+            shutil.copytree(content, path.parent)
         try:
             found = READERS[reader](home)
         except BastionError as error:

@@ -268,8 +268,8 @@ def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
         return [model]
     run = find_run(model)
     convert(run)
-    weights = (run.card() or {}).get("weights")
-    found = [facts for facts in read_measurements(run) if weights in (None, facts.about.weights)]
+    card = run.card()
+    found = [facts for facts in read_measurements(run) if card is None or card.weights == facts.about.weights]
     if not found:
         raise unmeasured(model, suite)
     chosen = [facts for facts in found if suite in (None, facts.about.suite)]

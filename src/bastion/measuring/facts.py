@@ -23,7 +23,7 @@ from bastion.measuring.intervals import Estimate, bounded_mean
 from bastion.measuring.measurement import DISTANCE, PHASES, MeasuredCase, Measurement
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
-from bastion.run import Run
+from bastion.run import Run, first_mistake
 from bastion.suite import CORRECT, Role
 
 
@@ -366,10 +366,8 @@ def _read(path: Path) -> Measurement:
     try:
         return Measurement.model_validate(_printable(storage.read_json(path)))
     except ValidationError as error:
-        first = error.errors()[0]
-        what = ".".join(map(str, first["loc"]))
         raise BastionError(
-            f"{path}: not a measurement ({what}: {first['msg'].lower()}); remove it and measure again"
+            f"{path}: not a measurement ({first_mistake(error)}); remove it and measure again"
         ) from error
 
 

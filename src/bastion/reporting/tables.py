@@ -193,7 +193,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
             files=run,
             measurements=read_measurements(run),
             history=run.history(),
-            weights=(run.card() or {}).get("weights"),
+            weights=card.weights if (card := run.card()) else None,
         )
         for mark, run in enumerate(runs)
     ]
@@ -239,7 +239,7 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
 
 def _group_key(facts: Facts, *, stale: bool) -> str:
     about = facts.about
-    cases = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
+    cases = [[case.label, case.kind, case.spec, case.at, case.data, sorted(case.columns)] for case in about.cases]
     return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), stale])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bastion import BastionError
+from bastion import BastionError, storage
 from bastion.measuring import store as module
 from bastion.measuring.store import FactStore
 
@@ -162,3 +162,29 @@ def test_a_file_that_was_merged_away_meanwhile_is_found_again(
 
     monkeypatch.setattr(FactStore, "_files", files)
     assert store.read(["value"], range(8))["value"].tolist() == [10 * i for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("value", np.zeros(3)),  # a row too few
+        ("value", np.array(5)),
+        ("correct", np.zeros(4)),  # not bool
+        ("warning.nan", np.zeros(4, np.int64)),
+        ("label", np.zeros((4, 1), np.int64)),
+        ("prediction", np.full(4, np.nan)),
+        ("position", np.arange(4.0)),
+        ("provenance", np.full(4, 7)),  # of one origin
+        ("picture.position", np.arange(3)),
+    ],
+)
+def test_a_file_without_the_form_of_facts_is_named(store: FactStore, name: str, column: Any) -> None:
+    write(store, range(4), pictures=2, correct=np.ones(4, bool), label=np.arange(4), prediction=np.arange(4))
+    (path,) = store.folder.iterdir()
+    arrays, metadata = storage.read_arrays(path)
+    storage.write_arrays(path, arrays | {name: column}, metadata)
+    with pytest.raises(BastionError, match=f"{path.name}: has not the form of facts; remove it and measure again"):
+        store.pictures(range(4))
+    storage.write_arrays(path, arrays, metadata | {"origins": "[3]"})
+    with pytest.raises(BastionError, match="has not the form of facts"):
+        store.origins(range(4))

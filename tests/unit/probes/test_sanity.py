@@ -433,7 +433,7 @@ def facts_with(**columns: Any) -> Facts:
         **environment(0),
         model="m",
         weights="",
-        data={"name": "d", "split": "test"},
+        data={"name": "d", "split": "test", "fingerprint": "f"},
         classes=("a", "b"),
         suite="s",
         n=1000,

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from made_runs import measure_cases, measure_everything
 from PIL import Image
+from tests.cards import write_card
 from tests.many_models import DATA, make_run, summarize
 
 from bastion import storage
@@ -248,10 +249,22 @@ def test_models_of_one_name_are_told_apart_by_their_weights(tmp_path: Path) -> N
 def test_facts_of_weights_that_a_run_no_longer_has_are_left_out(tmp_path: Path) -> None:
     for name, weights in {"new": "beef", "old": "0ld"}.items():
         run = make_run(tmp_path / name)
-        storage.write_json(run.model / "card.json", {"weights": "beef", "parameters": 12, "model": {"name": "vit/t"}})
+        write_card(run, "beef", model={"name": "vit/t"})
         summarize(run, 0.8, {"autoattack linf": 0.4}, weights=weights)
     ((board,), _) = read_boards(tmp_path)
     assert [(entry.model, entry.parameters, entry.architecture) for entry in board.entries] == [("new", 12, "vit/t")]
+
+
+@pytest.mark.parametrize("content", [{"model": None}, {"model": {"name": ["x"]}}, {"about": 3}, {"parameters": "many"}])
+def test_a_card_of_another_form_is_told(tmp_path: Path, content: dict[str, Any]) -> None:
+    summarize(make_run(tmp_path / "good"), 0.8, {"autoattack linf": 0.4})
+    strange = make_run(tmp_path / "strange")
+    write_card(strange, "beef", **content)
+    summarize(strange, 0.8, {"autoattack linf": 0.4}, weights="beef")
+    ((board,), problems) = read_boards(tmp_path)
+    assert [entry.model for entry in board.entries] == ["good"]
+    (wrong,) = content
+    assert re.fullmatch(rf".*card.json: not a model card that this version reads \({wrong}.*", problems[0])
 
 
 def test_a_damaged_measurement_is_left_out_and_told(tmp_path: Path) -> None:
