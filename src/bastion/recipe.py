@@ -127,7 +127,7 @@ class Augment(Section):
     """Augmentation of training images, by timm and torchvision; the names are theirs."""
 
     crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
-    padding: int = Field(4, ge=0)  # pixels
+    padding: int = Field(4, ge=0, le=1024)  # pixels
     scale: Range = (0.08, 1.0)  # of a resized crop: the least and greatest share of the area
     ratio: Range = (0.75, 4 / 3)  # of a resized crop: its width over its height
     hflip: Share = 0.5  # probability of a mirror image
@@ -278,7 +278,7 @@ class Recipe(Section):
     loggers: Annotated[tuple[Annotated[Spec, plugin("logger")], ...], BeforeValidator(_named)] = (
         Spec(name="tensorboard"),
     )  # where the numbers go, besides log.jsonl
-    workers: int = Field(0, ge=0)  # data loading processes
+    workers: int = Field(0, ge=0, le=1024)  # data loading processes
 
     @model_validator(mode="after")
     def _check_parts(self) -> Recipe:

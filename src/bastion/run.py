@@ -218,11 +218,11 @@ def _log_record(line: str, run_id: str | None) -> dict[str, Any] | None:
     """Parse a line of the log; None if it is not a record of this run."""
     try:
         record = json.loads(line)
+        if not isinstance(record, dict):
+            return None
+        if run_id and record.pop("checksum", None) != _log_checksum(record, run_id):
+            return None
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    if run_id and record.pop("checksum", None) != _log_checksum(record, run_id):
         return None
     return record
 

@@ -173,3 +173,11 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
     assert usable_cores() == 2
     monkeypatch.delattr(os, "sched_getaffinity")  # not every system has it
     assert usable_cores() == os.cpu_count()
+
+
+@pytest.mark.parametrize("depth", [900, 960, 992, 2000])
+def test_a_log_line_however_deep_is_named(tmp_path: Path, depth: int) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    run.log_file.write_text(f'{{"kind": "step", "step": 1, "x": {"[" * depth}{"]" * depth}, "checksum": "0"}}\n')
+    with pytest.raises(BastionError, match="log.jsonl: line 1 is damaged, edited or of another run"):
+        run.history()

@@ -369,6 +369,8 @@ def _read(path: Path) -> Measurement:
         raise BastionError(
             f"{path}: not a measurement ({first_mistake(error)}); remove it and measure again"
         ) from error
+    except RecursionError as error:
+        raise BastionError(f"{path}: not a measurement (too deep in itself); remove it and measure again") from error
 
 
 def _printable(content: Any) -> Any:

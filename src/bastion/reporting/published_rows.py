@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, wilson
 from bastion.recipe_yaml import read_value
@@ -44,7 +45,7 @@ def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], 
     for path in files:
         try:
             infos.append(_Info(path))
-        except (OSError, ValueError, TypeError, AttributeError, BastionError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, BastionError) as error:
             problems.append(f"{path}: not a JSON file of RobustBench ({error})")
     return [ranked(replace(board, entries=[*board.entries, *_entries(board, infos)])) for board in boards], problems
 
@@ -53,12 +54,14 @@ class _Info:
     """Content of a model's file."""
 
     def __init__(self, path: Path) -> None:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(storage.read_text(path))
         self.path, self.norm = path, NORMS[path.parent.name]
         self.dataset = str(content.get("dataset") or path.parent.parent.name)
         self.eps = float(read_value(str(content.get("eps")), "eps"))
-        self.clean, self.robust = (float(content.get(key) or "nan") / 100 for key in ("clean_acc", "autoattack_acc"))
+        self.clean, self.robust = (_share(content, key) for key in ("clean_acc", "autoattack_acc"))
         self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
+        if not isinstance(self.architecture, str | None):
+            raise ValueError("architecture: expected text")
 
     def entry(self, clean: Sequence[Column], attacked: Column) -> Entry:
         n = DATA[self.dataset].n
@@ -72,6 +75,15 @@ class _Info:
             numbers={key: number for key, number in numbers.items() if math.isfinite(number.value)},
             published=True,
         )
+
+
+def _share(content: Mapping[str, Any], key: str) -> float:
+    """Return a percentage as a share, NaN if there is none."""
+    value = content.get(key)
+    share = float(value) / 100 if value not in (None, "") else math.nan
+    if not (math.isnan(share) or 0 <= share <= 1):
+        raise ValueError(f"{key}: expected 0 to 100")
+    return share
 
 
 def _estimate(share: float, n: int) -> Estimate:

@@ -169,7 +169,8 @@ class Comparison:
     def measures(self) -> dict[str, list[Estimate]]:
         """Return the other columns, which no section shows, by name: one estimate per row."""
         estimates = [row.facts.estimates() for row in self.rows]
-        names = [name for name in estimates[0] if name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
+        shared = set.intersection(*(set(each) for each in estimates))  # a column may be of another type elsewhere
+        names = [name for name in estimates[0] if name in shared and name.rpartition("/")[2] not in SHOWN_ELSEWHERE]
         return {name: [each[name] for each in estimates] for name in names}
 
     def meaning(self, name: str) -> str:

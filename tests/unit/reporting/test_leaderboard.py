@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -388,6 +389,23 @@ def test_published_models_stand_beside_measured_ones(tmp_path: Path) -> None:
     assert [path.stem for path in write_robustbench([board], tmp_path / "written")] == ["mine"]
     with pytest.raises(BastionError, match="published: no file"):
         leaderboard(tmp_path / "runs", page, published=tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"autoattack_acc": "250"}', '{"clean_acc": -5}', f'{{"clean_acc": {10**400}}}', '{"autoattack_acc": [1]}'),
+        *('{"eps": "1/0"}', '{"architecture": ["x"]}', "[" * 100_000 + "]" * 100_000),
+    ],
+)
+def test_published_numbers_that_are_none_are_left_out_and_told(tmp_path: Path, content: str) -> None:
+    summarize(make_run(tmp_path / "runs" / "mine"), 0.8, {"autoattack linf": 0.4})
+    said = json.dumps({"dataset": "cifar10", "eps": "8/255", "clean_acc": "93.24", "autoattack_acc": "72.08"})
+    storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "odd.json", f"{said[:-1]}, {content[1:]}")
+    os.mkfifo(tmp_path / "info" / "cifar10" / "Linf" / "pipe.json")
+    ((board,), problems) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
+    assert list(numbers(board)) == ["mine"]
+    assert ["not a JSON file of RobustBench" in each for each in problems] == [True, True]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
