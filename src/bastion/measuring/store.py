@@ -120,11 +120,11 @@ class FactStore:
         scattered = [path for path, each in windows.items() if len(each) > 1 or touching[min(each)] > 1]
         if not scattered:
             return
-        columns, origins = self._union(scattered, None)
-        written = {
-            self._write(_rows(columns, columns[POSITION][columns[POSITION] // MERGED == window]), origins)
-            for window in np.unique(columns[POSITION] // MERGED)
-        }
+        written = set()
+        for window in sorted(set().union(*(windows[path] for path in scattered))):  # one in memory at a time
+            written.add(
+                self._write(*self._union([path for path in scattered if window in windows[path]], None, window))
+            )
         for path in set(scattered) - written:
             storage.remove(path)
 
@@ -163,12 +163,14 @@ class FactStore:
             raise _Vanished from None
 
     def _union(
-        self, paths: Iterable[Path], names: Collection[str] | None
+        self, paths: Iterable[Path], names: Collection[str] | None, window: int | None = None
     ) -> tuple[dict[str, Column], list[dict[str, Any]]]:
-        """Return all rows of these files, ordered by position, without duplicates."""
+        """Return all rows of these files, or those of a window, ordered by position, without duplicates."""
         parts, origins = [], []
         for path in paths:
             columns, own = self._read(path, names)
+            if window is not None:
+                columns = _rows(columns, range(MERGED * window, MERGED * (window + 1)))
             origins += [origin for origin in own if origin not in origins]
             if ORIGIN in columns:
                 numbers = np.array([origins.index(origin) for origin in own])

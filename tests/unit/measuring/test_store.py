@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_examples_in_random_order_are_merged_into_windows(store: FactStore, monk
     assert store.read(["value"], [3, 7, 20])["value"].tolist() == [30, 70, 200]
     assert store.pictures(range(24))["position"].tolist() == list(range(12))
     assert store.missing(range(24)) == []
+
+
+def test_merging_holds_one_window_in_memory_at_a_time(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MERGED", 4)
+    for start in range(0, 64, 2):
+        store.write(range(start, start + 2), {"value": np.zeros((2, 100_000))}, {}, HERE)
+    tracemalloc.start()
+    store.merge()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 64 * 800_000 / 2  # bytes of all
 
 
 def test_two_mergers_at_once_lose_nothing(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
