@@ -15,9 +15,11 @@ import argparse
 import io
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +32,7 @@ import bastion
 from bastion import BastionError
 from bastion.data import datasets
 from bastion.measuring.runner import measure
+from tests.torture.record import Record
 
 MODEL = "zoo/cifar10-linf-resnet"
 DATA = "cifar10-mini"
@@ -302,15 +305,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--only", nargs="*", choices=(*HEALTHY, *DEFENCES), metavar="NAME", help="only these")
+    parser.add_argument("--minutes", type=float, default=10**6)
+    parser.add_argument(
+        "--results", type=Path, default=Path("torture/defences.jsonl"), help="those in it are not redone"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of torch, about what the defences do
-    judge, verdicts = Judge(options.images), Counter[str]()
+    judge, record, began = Judge(options.images), Record(options.results), time.monotonic()
     print("                        clean PGD-20")
     for name in options.only or (*HEALTHY, *DEFENCES):
+        if (name in record.results and not options.only) or time.monotonic() - began > 60 * options.minutes:
+            continue
         found = judge.outcome(name)
-        verdicts[found.verdict] += 1
+        record.add(name, found.verdict)
         print(found, flush=True)
+    verdicts = Counter(record.results.values())
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
     sys.exit(1 if verdicts["UNNOTICED"] or verdicts["FALSE ALARM"] else 0)
 

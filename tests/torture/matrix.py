@@ -16,11 +16,13 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +37,7 @@ from bastion.reporting.tables import read_runs
 from bastion.run import Run
 from bastion.training.trainer import train
 from tests.torture.plugins.data import colours  # noqa: F401  (registers the data set)
+from tests.torture.record import Record
 from tests.torture.scenarios import ADVERSARIAL, BESIDE, SUITE, TRAINING, of_training
 
 # One file of each kind, by a pattern in the run's folder; of several the last.
@@ -199,14 +202,21 @@ class Matrix:
 
     def verdicts(self, flips: int, seed: int, *, first_reader: bool = False) -> Iterator[Verdict]:
         """`first_reader`: of those that open a file, only the first, which is the fastest."""
+        for _, judge in self.cases(flips, seed, first_reader=first_reader):
+            yield judge()
+
+    def cases(
+        self, flips: int, seed: int, *, first_reader: bool = False
+    ) -> Iterator[tuple[str, Callable[[], Verdict]]]:
+        """A name for each damage and reader, and a function that gives the verdict."""
         for kind in self.files:
             chance = random.Random(f"{seed} {kind}")
             readers = [name for name in READERS if kind in self.reads[name]][: 1 if first_reader else None]
-            for damage, content in self.damages(kind, flips, chance):
+            for number, (damage, content) in enumerate(self.damages(kind, flips, chance)):
                 if not readers:
-                    yield Verdict(kind, damage, "", "not read")
+                    yield f"{kind} | {number}", partial(Verdict, kind, damage, "", "not read")
                 for name in readers:
-                    yield self._verdict(kind, damage, content, name)
+                    yield f"{kind} | {number} | {name}", partial(self._verdict, kind, damage, content, name)
 
     def _verdict(self, kind: str, damage: str, content: bytes | Path, reader: str) -> Verdict:
         home = self._copy()
@@ -262,17 +272,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flips", type=int, default=100, help="single bits turned in each kind of file")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10**6)
+    parser.add_argument("--results", type=Path, help="default: torture/matrix-SEED.jsonl; what is in it is not redone")
     given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="matrix-")).resolve()
+    record = Record(given.results or Path("torture") / f"matrix-{given.seed}.jsonl")
+    folder, began = Path(tempfile.mkdtemp(prefix="matrix-")).resolve(), time.monotonic()
     try:
-        verdicts = []
         for number, changes in enumerate(RUNS):
-            for verdict in Matrix(folder / str(number), changes).verdicts(given.flips, given.seed):
-                verdicts.append(verdict)
+            matrix = Matrix(folder / str(number), changes)
+            for name, judge in matrix.cases(given.flips, given.seed):
+                if name in record.results or time.monotonic() - began > 60 * given.minutes:
+                    continue
+                verdict = judge()
+                record.add(name, asdict(verdict))
                 if verdict.outcome.isupper():
                     print(verdict, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    verdicts = [Verdict(**each) for each in record.results.values()]
     print(table(verdicts))
     return int(any(verdict.outcome.isupper() for verdict in verdicts))
 
