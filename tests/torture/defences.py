@@ -289,6 +289,8 @@ class Judge:
     def without_warning(self, model: nn.Module, pgd: float) -> tuple[str, tuple[str, ...]]:
         """The verdict on a network that `demo` does not warn of, and AutoAttack's warnings."""
         left, warned = accuracies(model, "autoattack-linf", self.images)
+        if "autoattack" not in left:  # refused
+            return "warned of", warned
         truth = min(left["autoattack"], self.left_by_transfer(model)) + SLACK
         for attack, accuracy in (("PGD-20", pgd), ("AutoAttack", left["autoattack"])):
             if accuracy <= truth:

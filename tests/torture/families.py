@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from bastion import BastionError
+from bastion.errors import Interrupted
 from bastion.measuring.runner import measure
 from bastion.models import models
 from bastion.models.model_stats import stored
@@ -44,6 +45,8 @@ def trained(name: str, changes: tuple[str, ...], folder: Path) -> Path:
     given = (*TRAINING, *changes, f"model={name}")
     try:
         return train("tiny/demo-standard", changes=given, folder=folder / "small").folder
+    except Interrupted:
+        raise
     except BastionError:  # it is not made for 32 pixels
         return train("tiny/demo-standard", changes=(*given, "resize=bilinear"), folder=folder / "enlarged").folder
 
@@ -86,6 +89,8 @@ def main() -> int:
             break
         try:
             result = outcome(name, changes, given.images)
+        except Interrupted:
+            raise
         except BastionError as error:
             result = {"model": name, "error": str(error)}
         record.add(family, result)
