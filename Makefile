@@ -45,10 +45,10 @@ test-slow: setup
 MINUTES ?= 20
 SEED ?= 0
 torture: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.matrix --seed $(SEED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.fuzz --count 10000 --seed $(SEED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.defences
+	failed=0; \
+	for part in "torture --seed $(SEED)" "torture.matrix --seed $(SEED)" "torture.fuzz --count 10000 --seed $(SEED)" torture.defences; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m tests.$$part --minutes $(MINUTES) || failed=1; \
+	done; exit $$failed
 
 # The documentation as a site that needs no server and no network: site/index.html. A dead link is an error.
 docs: .venv/docs-ready

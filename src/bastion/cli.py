@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -597,9 +599,17 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     stderr.print(f"warning: {message}", soft_wrap=True, markup=False)
 
 
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE
+)  # torch's words
+
+
 def main() -> None:
     """Run the command line. Bad input gives one line and an exit code other than 0; a traceback is a bug."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # ASCII terminals cannot show ≤
     try:
         app()
     except Interrupted as stop:
@@ -610,6 +620,13 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:  # from the system, such as a full disk
         stderr.print(f"error: {error.filename or 'system'}: {error.strerror or error}", soft_wrap=True, markup=False)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        what = " ".join(str(error).split())[:200]
+        remedy = "use a smaller batch, fewer workers or smaller settings"
+        stderr.print(f"error: out of memory ({what}); {remedy}", soft_wrap=True, markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -145,7 +145,7 @@ class Augment(Section):
     """Augmentation of training images, by timm and torchvision; the names are theirs."""
 
     crop: Literal["pad", "resized", "none"] = "pad"  # shift by up to `padding`; random resized crop; or neither
-    padding: Count = 4  # pixels
+    padding: Annotated[int, Ge(0), Le(1024)] = 4  # pixels
     scale: Range = (0.08, 1.0)  # of a resized crop: the least and greatest share of the area
     ratio: Range = (0.75, 4 / 3)  # of a resized crop: its width over its height
     hflip: Probability = 0.5  # probability of a mirror image
@@ -296,7 +296,7 @@ class Recipe(Section):
     loggers: Annotated[tuple[Annotated[Spec, plugin("logger")], ...], BeforeValidator(_named)] = (
         Spec(name="tensorboard"),
     )  # where the numbers go, besides log.jsonl
-    workers: Count = 0  # data loading processes
+    workers: Annotated[int, Ge(0), Le(1024)] = 0  # data loading processes
 
     @model_validator(mode="after")
     def _check_parts(self) -> Recipe:

@@ -35,6 +35,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bastion import recipe_yaml, storage
+from bastion.card import CARD, Card
 from bastion.errors import BastionError, printable, shown
 from bastion.recipe import Recipe, differences
 
@@ -192,16 +193,9 @@ class Run:
         run_id = self.id()
         storage.write_text(self.log_file, "".join(_log_line(record, run_id) for record in kept))
 
-    def card(self) -> dict[str, Any] | None:
-        """Return the content of `model/card.json`, None if there is none; raise if it is of another run."""
-        path = self.model / "card.json"
-        if not storage.is_file(path):
-            return None
-        content = storage.read_json(path)
-        trained_by = content.get("about", {}).get("run_id")
-        if trained_by not in (None, self.id()):
-            raise BastionError(f"{path}: is the model of another run ({trained_by}); put back this run's own")
-        return content
+    def card(self) -> Card | None:
+        """Return the card of the run's model, None if there is none; raise if it is of another run."""
+        return read_card(self.model) if storage.is_file(self.model / CARD) else None
 
     def results(self) -> list[Path]:
         """Return results of training here, which another training would overwrite."""
@@ -224,11 +218,11 @@ def _log_record(line: str, run_id: str | None) -> dict[str, Any] | None:
     """Parse a line of the log; None if it is not a record of this run."""
     try:
         record = json.loads(line)
+        if not isinstance(record, dict):
+            return None
+        if run_id and record.pop("checksum", None) != _log_checksum(record, run_id):
+            return None
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    if run_id and record.pop("checksum", None) != _log_checksum(record, run_id):
         return None
     return record
 
@@ -250,6 +244,33 @@ def _is_whole(line: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def read_card(folder: Path) -> Card:
+    """Read the card of a model folder; if that is in a run, raise if the model is of another run."""
+    path = folder / CARD
+    try:
+        card = Card.model_validate(storage.read_json(path))
+    except ValidationError as error:
+        raise BastionError(
+            f"{path}: not a model card that this version reads ({first_mistake(error)}); restore it"
+        ) from error
+    trained_by, run = card.about.get("run_id"), _run_of(folder.resolve())
+    if trained_by is not None and run is not None and trained_by != run.id():
+        raise BastionError(f"{path}: is the model of another run ({trained_by!s:.40}); put back this run's own")
+    return card
+
+
+def _run_of(model: Path) -> Run | None:
+    """Return the run that has this as its model, or as that of an epoch."""
+    run = Run(model.parent.parent if model.parent.name == "epochs" else model.parent)
+    return run if run.exists() and (model == run.model or model.parent == run.epochs) else None
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return where content has not the form it should have, and what is wrong there."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg'].lower()}"
 
 
 def open_run(folder: str | Path) -> Run:

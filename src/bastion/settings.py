@@ -43,7 +43,8 @@ from typing_extensions import TypedDict
 from bastion.errors import BastionError, did_you_mean, shown
 
 T = TypeVar("T")
-_FRACTION = re.compile(r"\s*([-+]?\d*\.?\d+)\s*/\s*(\d*\.?\d+)\s*")
+_DECIMAL = r"(?:\d+(?:\.\d+)?|\.\d+)"
+_FRACTION = re.compile(rf"\s*([-+]?{_DECIMAL})\s*/\s*({_DECIMAL})\s*")
 CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 # Common types of settings.

@@ -129,13 +129,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(read_text(path))
+        stored = content.pop("sha256", None) if isinstance(content, dict) else None
+        checksum = _checksum(content)
     except (ValueError, RecursionError) as error:
         raise BastionError(f"{path}: not readable as JSON ({error}); restore or remove it") from error
     if not isinstance(content, dict):
         raise BastionError(f"{path}: expected an object, got {type(content).__name__}; restore or remove it")
-    if "sha256" not in content and content.get("format", 1) == 1:
+    if stored is None and content.get("format", 1) == 1:
         return content
-    if content.pop("sha256", None) != _checksum(content) or content.pop("format", None) != FORMAT:
+    if stored != checksum or content.pop("format", None) != FORMAT:
         raise BastionError(f"{path}: damaged or edited: it does not match its checksum; restore or remove it")
     return content
 

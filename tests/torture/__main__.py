@@ -9,25 +9,28 @@ Results are appended to a file, and a fault that stands there is not struck agai
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
-from bastion import storage
+from bastion.errors import BastionError
+from bastion.measuring.store import FactStore
+from bastion.run import Run
+from bastion.training.checkpoints import read_state
 from tests.torture.commands import Command, Ended, resumed, run, warm_up
-from tests.torture.faults import AT_RANDOM, KINDS, Fault
+from tests.torture.faults import AT_RANDOM, KINDS, SIGNALS, Fault
+from tests.torture.record import Record
 from tests.torture.scenarios import SCENARIOS, Scenario, files, make_shared
 
-SOURCE = Path(__file__).parents[2] / "src"
 MOMENTS = 40  # faults at random moments, of each kind in each scenario
 BADNESS = ("lost", "different", "traceback")
 
@@ -95,6 +98,7 @@ class Torture:
         timed = fault if fault.moment is None else Fault(fault.kind, None, fault.moment * reference.seconds)
         first = run(command, folder, timed, meanwhile)
         replaced = files(folder, scenario.replaces) if scenario.replaces else {}
+        step, stored = newest_step(folder / "run"), stored_facts(folder / "run")
         second = run(resumed(command), folder)
         found = scenario.counts(folder) if second.code == 0 else {}
         if verbose:
@@ -103,7 +107,7 @@ class Torture:
         ended = (first, *beside, second)
         # A leaderboard leaves out what it cannot read, and says so.
         torn = replaced not in (before, _part(wanted, before)) and "left out: " not in first.output
-        lost = _why_lost(second, any(each.hung for each in ended), torn)
+        lost = _why_lost(second, any(each.hung for each in ended), torn) or _why_repeated(second, folder, step, stored)
         differing = [name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
         struck = fault.moment is not None or len(first.calls) >= (fault.call or 0)
         return Result(
@@ -113,7 +117,7 @@ class Torture:
             struck,
             lost,
             "" if lost else ", ".join(sorted(differing)),
-            next((text for each in ended if (text := _unclear(each))), ""),
+            next((text for each in ended if (text := _unclear(each, sent_by(fault, command, each is first)))), ""),
         )
 
 
@@ -130,8 +134,40 @@ def _why_lost(second: Ended, hung: bool, torn: bool) -> str:
     return "the file that is replaced was neither old nor new" if torn else ""
 
 
-def _unclear(ended: Ended) -> str:
-    """A traceback, or an exit without a word."""
+def newest_step(run: Path) -> int | None:
+    """The step of the newest whole checkpoint."""
+    for path in sorted(run.glob("checkpoints/step-*.safetensors"), reverse=True):
+        with suppress(BastionError):
+            return int(read_state(path)["step"])
+    return None
+
+
+def stored_facts(run: Path) -> set[str]:
+    """All facts of a run, `STORE POSITION`."""
+    stores = [FactStore(folder) for folder in run.glob("facts/*/*") if folder.is_dir()]
+    return {f"{store.name} {position}" for store in stores for position in store.stored([])["position"].tolist()}
+
+
+def _why_repeated(second: Ended, folder: Path, step: int | None, stored: set[str]) -> str:
+    """A command that starts over ends with the same bits: it must go on from what was stored."""
+    if again := sorted(second.stored & stored):
+        return f"run again, it measures {len(again)} stored facts anew, such as {again[0]}"
+    if step is None:
+        return ""
+    said = [record["message"] for record in Run(folder / "run").history() if record["kind"] == "event"]
+    return "" if f"resumed at step {step}" in said else f"run again, it does not go on from step {step}"
+
+
+def sent_by(fault: Fault, command: Command, struck: bool) -> set[int]:
+    """Signals that may end a process of the command: that of the fault; and what torchrun then sends to the others."""
+    others = {signal.SIGTERM, signal.SIGKILL} if command.ranks > 1 else set()
+    return {SIGNALS.get(fault.kind.removesuffix("-half"), 0), *others} if struck else set()
+
+
+def _unclear(ended: Ended, sent: set[int]) -> str:
+    """A traceback, an exit without a word, or a signal that nobody sent."""
+    if any(code < 0 and -code not in sent for code in ended.codes) and not ended.hung:
+        return f"ended by {ended.codes}: {ended.output[-300:]}"
     if "Traceback (most recent" in ended.output or "Exception ignored" in ended.output:
         return ended.output.strip()[-2000:]
     silent = all(not line.startswith(("error: ", "stopped: ")) for line in ended.output.splitlines())
@@ -176,16 +212,6 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def source_version() -> str:
-    """Results of other code do not count."""
-    return storage.sha256(*(path.read_bytes() for path in sorted(SOURCE.rglob("*.py"))))[:12]
-
-
-def read_results(path: Path, version: str) -> list[Result]:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [Result(**line["result"]) for line in lines if line["version"] == version]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
@@ -196,30 +222,26 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="default: torture/seed-SEED.jsonl")
     given = parser.parse_args()
     began = time.monotonic()
-    path, version = given.results or Path("torture") / f"seed-{given.seed}.jsonl", source_version()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    results = read_results(path, version)
-    done = {result.name for result in results}
+    record = Record(given.results or Path("torture") / f"seed-{given.seed}.jsonl")
+    done = set(record.results)
     warm_up()
     folder = Path(tempfile.mkdtemp(prefix="torture-")).resolve()
     try:
         torture, struck = Torture(folder), 0
-        with path.open("a") as file:
-            for scenario, fault in in_turn(torture, given.scenarios, given.seed):
-                name = f"{scenario.name} | {fault}"
-                if given.only not in name or (name in done and not given.only):
-                    continue
-                if struck >= given.count or time.monotonic() - began > 60 * given.minutes:
-                    break
-                struck += 1
-                result = torture.strike(scenario, fault, verbose=bool(given.only))
-                results.append(result)
-                file.write(json.dumps({"version": version, "name": name, "result": asdict(result)}) + "\n")
-                file.flush()
-                if result.bad:
-                    print(f"{name}: {asdict(result)}", flush=True)
+        for scenario, fault in in_turn(torture, given.scenarios, given.seed):
+            name = f"{scenario.name} | {fault}"
+            if given.only not in name or (name in done and not given.only):
+                continue
+            if struck >= given.count or time.monotonic() - began > 60 * given.minutes:
+                break
+            struck += 1
+            result = torture.strike(scenario, fault, verbose=bool(given.only))
+            record.add(name, asdict(result))
+            if result.bad:
+                print(f"{name}: {asdict(result)}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    results = [Result(**each) for each in record.results.values()]
     print(table(results))
     return int(any(result.bad for result in results))
 

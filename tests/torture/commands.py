@@ -67,6 +67,7 @@ class Ended:
     calls: list[str]  # kinds of its file calls
     seconds: float
     hung: bool = False
+    stored: frozenset[str] = frozenset()  # facts that it has measured, `STORE POSITION`
 
     @property
     def code(self) -> int:
@@ -102,8 +103,11 @@ def run(command: Command, folder: Path, fault: Fault = NONE, meanwhile: Callable
             codes, hung = _follow(processes, plan, began, meanwhile)
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
-    ended = Ended(codes, output.read_text(errors="replace"), trace_kinds(trace), time.monotonic() - began, hung)
-    for path in (output, trace):
+    new = Path(f"{trace}.stored")
+    stored = frozenset(new.read_text().splitlines() if new.exists() else ())
+    seconds = time.monotonic() - began
+    ended = Ended(codes, output.read_text(errors="replace"), trace_kinds(trace), seconds, hung, stored)
+    for path in (output, trace, new):
         path.unlink(missing_ok=True)
     return ended
 

@@ -21,6 +21,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from bastion.measuring.store import FactStore
+
+plain_open = io.open
 RECORD = 16  # bytes of a trace per call
 VARIABLE = "TORTURE"  # of the environment, by which worker processes are told
 DAY = 86400.0
@@ -120,6 +123,11 @@ class Striker:
             os.kill(os.getpid(), SIGNALS[fault.kind])
         return fault.kind in ("kill-half", "full-half", "short")
 
+    def note_stored(self, case: str, positions: Any) -> None:
+        """New facts: what was stored before must not be measured again."""
+        with plain_open(f"{self.trace_path}.stored", "a") as file:
+            file.write("".join(f"{case} {position}\n" for position in positions))
+
     def note_stopped(self) -> None:
         file = os.open(f"{self.trace_path}.stopped", os.O_WRONLY | os.O_CREAT)
         os.write(file, str(os.getpid()).encode())
@@ -174,7 +182,7 @@ def arm(plan: Plan) -> None:
             striker.after_half(path)
             return done
 
-    plain_open, plain_fsync = io.open, os.fsync
+    plain_fsync = os.fsync
 
     def struck_open(
         file: Any,
@@ -199,6 +207,12 @@ def arm(plan: Plan) -> None:
             striker.call("fsync", path)
         plain_fsync(file)
 
+    def write(store: FactStore, positions: Any, *rest: Any) -> None:
+        plain_write(store, positions, *rest)
+        striker.note_stored(store.name, positions)
+
+    plain_write = FactStore.write
+    FactStore.write = write  # type: ignore[method-assign]
     io.open = builtins.open = struck_open  # type: ignore[assignment]
     os.fsync = struck_fsync
     sys.addaudithook(hook)

@@ -28,7 +28,7 @@ import traceback
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
 from pathlib import Path
@@ -61,6 +61,7 @@ from bastion.training import trainer
 from bastion.training.build import build_objective
 from bastion.training.checkpoints import read_state, write_state
 from tests.torture.mutations import VALUES, YAML_PIECES, mutate_bytes, mutate_structure, mutate_text
+from tests.torture.record import Record
 
 SECONDS = 10.0  # of the processor, a case
 PATIENCE = 120.0  # seconds of the clock
@@ -267,10 +268,13 @@ def checkpoints(samples: Samples, draw: random.Random) -> None:
     _, content = samples.files["checkpoints"][0]
     if draw.random() < 0.5:
         state = mutate_structure({"of": {}, "step": 3, "model": {"w": 1.0}, "betas": [0.9, 0.99], "best": None}, draw)
-        with contextlib.suppress(TypeError, ValueError):  # what no training would store
+        try:
             write_state(samples.folder / "case" / "step.safetensors", state)
-            content = (samples.folder / "case" / "step.safetensors").read_bytes()
-    read_state(samples.fresh("step.safetensors", mutate_bytes(content, draw)))
+        except (TypeError, ValueError) as error:
+            raise BastionError("no training would store this") from error
+        read_state(samples.folder / "case" / "step.safetensors")
+    else:
+        read_state(samples.fresh("step.safetensors", mutate_bytes(content, draw)))
 
 
 @kind
@@ -469,7 +473,7 @@ def _run(folder: Path) -> None:
     about = {
         "model": "m",
         "weights": "5eed",
-        "data": {"name": "tiny", "split": "test"},
+        "data": {"name": "tiny", "split": "test", "fingerprint": "f"},
         "classes": ("a", "b"),
         "suite": "demo",
     }
@@ -506,7 +510,7 @@ def run_case(name: str, number: int, seed: int, samples: Samples) -> str:
     return result if seconds < SECONDS else f"took {seconds:.0f} s ({result[:200]})"
 
 
-def fuzz(jobs: list[tuple[str, int]], seed: int, samples: Samples) -> Iterator[tuple[str, int, str]]:
+def fuzz(jobs: list[tuple[str, int]], seed: int, samples: Samples) -> Generator[tuple[str, int, str]]:
     """Each case with its result, from processes that may die."""
     while jobs:
         reading, writing = os.pipe()
@@ -519,17 +523,19 @@ def fuzz(jobs: list[tuple[str, int]], seed: int, samples: Samples) -> Iterator[t
                     pipe.write(json.dumps(run_case(name, number, seed, samples)) + "\n")
             os._exit(0)
         os.close(writing)
-        done = 0
-        with os.fdopen(reading) as pipe:
-            while done < len(jobs):
-                ready = select.select([pipe], [], [], PATIENCE)[0]
-                line = pipe.readline() if ready else ""
-                if not line:
-                    break
-                yield (*jobs[done], json.loads(line))
-                done += 1
-        os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
+        done, status = 0, 0
+        try:
+            with os.fdopen(reading) as pipe:
+                while done < len(jobs):
+                    ready = select.select([pipe], [], [], PATIENCE)[0]
+                    line = pipe.readline() if ready else ""
+                    if not line:
+                        break
+                    yield (*jobs[done], json.loads(line))
+                    done += 1
+        finally:  # also if no more results are wanted
+            os.kill(child, signal.SIGKILL)
+            status = os.waitpid(child, 0)[1]
         if done < len(jobs):
             died = f"died: {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) and ready else "hung"
             yield (*jobs[done], died)
@@ -548,17 +554,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case of each kind")
     parser.add_argument("--only", choices=sorted(KINDS), action="append", help="these kinds alone")
+    parser.add_argument("--minutes", type=float, default=10**6)
+    parser.add_argument("--results", type=Path, help="default: torture/fuzz-SEED.jsonl; cases in it are not run again")
     options = parser.parse_args()
+    record = Record(options.results or Path("torture") / f"fuzz-{options.seed}.jsonl")
+    began = time.monotonic()
     names = options.only or list(KINDS)
     with tempfile.TemporaryDirectory() as folder, quiet():
         samples = make_samples(Path(folder))
         jobs = [(names[turn % len(names)], options.first + turn // len(names)) for turn in range(options.count)]
-        counts: Counter[tuple[str, str]] = Counter()
-        for name, number, result in fuzz(jobs, options.seed, samples):
-            known = result in ("passed", "refused")
-            counts[name, result if known else "findings"] += 1
-            if not known:
+        if options.only is None:
+            jobs = [(name, number) for name, number in jobs if f"{name} {number}" not in record.results]
+        results = fuzz(jobs, options.seed, samples)
+        for name, number, result in results:
+            record.add(f"{name} {number}", result)
+            if result not in ("passed", "refused"):
                 print(f"--only {name} --first {number} --count 1 --seed {options.seed}: {result}", flush=True)
+            if time.monotonic() - began > 60 * options.minutes:
+                results.close()
+                break
+    counts: Counter[tuple[str, str]] = Counter()
+    for case, result in record.results.items():
+        counts[case.split()[0], result if result in ("passed", "refused") else "findings"] += 1
     print(f"{'':<12}{'passed':>9}{'refused':>9}{'findings':>9}")
     for name in [*names, "all"]:
         row = [

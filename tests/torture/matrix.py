@@ -2,9 +2,10 @@
 
     python -m tests.torture.matrix --flips 100 --seed 0
 
-What a run is read for is done by four readers: `read` takes all that a report is made of, `networks` loads what the
-objective trained, `measure` asks for what is stored, `resume` goes on with the training. A reader that does not open a
-file on the undamaged run cannot depend on what is in it, so each is asked only about files that it opens.
+What a run is read for is done by five readers: `read` takes all that a report is made of, `networks` loads what the
+objective trained, `load` the model, `measure` asks for what is stored, `resume` goes on with the training. A reader
+that does not open a file on the undamaged run cannot depend on what is in it, so each is asked only about files that it
+opens.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,10 +32,12 @@ from bastion.errors import BastionError
 from bastion.measuring.facts import Facts, read_measurements
 from bastion.measuring.runner import measure
 from bastion.models import checkpoint
+from bastion.models.load import load
 from bastion.reporting.tables import read_runs
 from bastion.run import Run
 from bastion.training.trainer import train
 from tests.torture.plugins.data import colours  # noqa: F401  (registers the data set)
+from tests.torture.record import Record
 from tests.torture.scenarios import ADVERSARIAL, BESIDE, SUITE, TRAINING, of_training
 
 # One file of each kind, by a pattern in the run's folder; of several the last.
@@ -64,6 +69,7 @@ RUNS = {
     (*ADVERSARIAL, "validate.choose=last"): ORDINARY,
     (*BESIDE, "checkpoint.keep=2"): BESIDE_THE_MODEL,
 }
+CARDS = ("card", "card of an epoch")  # their folders hold a model
 FILES = ORDINARY | BESIDE_THE_MODEL
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "matrix", "WORLD_SIZE": "1"}
 Numbers = dict[str, Any]
@@ -109,6 +115,10 @@ def networks(folder: Path) -> Numbers:
     return {"networks": checkpoint.digest_tensors(checkpoint.load_networks(folder / "model"))}
 
 
+def load_model(folder: Path) -> Numbers:
+    return {"weights": checkpoint.digest(load(folder))}
+
+
 def _of_facts(facts: Facts) -> Numbers:
     about = facts.about
     pictures = {case.label: facts.pictures(case.label) for case in about.cases if case.kind == "probes"}
@@ -126,6 +136,7 @@ def _of_facts(facts: Facts) -> Numbers:
 READERS: dict[str, Callable[[Path], Numbers]] = {
     "read": read,
     "networks": networks,
+    "load": load_model,
     "measure": measure_again,
     "resume": resume,
 }
@@ -174,12 +185,16 @@ class Matrix:
         shutil.copytree(self.folder / "first", work)
         return work / "run"
 
-    def damages(self, kind: str, flips: int, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    def damages(self, kind: str, flips: int, chance: random.Random) -> Iterator[tuple[str, bytes | Path]]:
+        """What a file is replaced by; a folder takes the place of the one that the file lies in."""
         content = (self.folder / "first" / "run" / self.files[kind]).read_bytes()
+        other = self.folder / "second" / "run" / self._file("second", FILES[kind])
         yield "empty", b""
         yield "half", content[: len(content) // 2]
         yield "zeros", bytes(len(content))
-        yield "of another run", (self.folder / "second" / "run" / self._file("second", FILES[kind])).read_bytes()
+        yield "of another run", other.read_bytes()
+        if kind in CARDS:
+            yield "folder of another run", other.parent
         for bit in (chance.randrange(8 * len(content)) for _ in range(flips if content else 0)):
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
@@ -187,18 +202,30 @@ class Matrix:
 
     def verdicts(self, flips: int, seed: int, *, first_reader: bool = False) -> Iterator[Verdict]:
         """`first_reader`: of those that open a file, only the first, which is the fastest."""
+        for _, judge in self.cases(flips, seed, first_reader=first_reader):
+            yield judge()
+
+    def cases(
+        self, flips: int, seed: int, *, first_reader: bool = False
+    ) -> Iterator[tuple[str, Callable[[], Verdict]]]:
+        """A name for each damage and reader, and a function that gives the verdict."""
         for kind in self.files:
             chance = random.Random(f"{seed} {kind}")
             readers = [name for name in READERS if kind in self.reads[name]][: 1 if first_reader else None]
-            for damage, content in self.damages(kind, flips, chance):
+            for number, (damage, content) in enumerate(self.damages(kind, flips, chance)):
                 if not readers:
-                    yield Verdict(kind, damage, "", "not read")
+                    yield f"{kind} | {number}", partial(Verdict, kind, damage, "", "not read")
                 for name in readers:
-                    yield self._verdict(kind, damage, content, name)
+                    yield f"{kind} | {number} | {name}", partial(self._verdict, kind, damage, content, name)
 
-    def _verdict(self, kind: str, damage: str, content: bytes, reader: str) -> Verdict:
+    def _verdict(self, kind: str, damage: str, content: bytes | Path, reader: str) -> Verdict:
         home = self._copy()
-        (home / self.files[kind]).write_bytes(content)
+        path = home / self.files[kind]
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            shutil.rmtree(path.parent)
+            shutil.copytree(content, path.parent)
         try:
             found = READERS[reader](home)
         except BastionError as error:
@@ -245,17 +272,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flips", type=int, default=100, help="single bits turned in each kind of file")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10**6)
+    parser.add_argument("--results", type=Path, help="default: torture/matrix-SEED.jsonl; what is in it is not redone")
     given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="matrix-")).resolve()
+    record = Record(given.results or Path("torture") / f"matrix-{given.seed}.jsonl")
+    folder, began = Path(tempfile.mkdtemp(prefix="matrix-")).resolve(), time.monotonic()
     try:
-        verdicts = []
         for number, changes in enumerate(RUNS):
-            for verdict in Matrix(folder / str(number), changes).verdicts(given.flips, given.seed):
-                verdicts.append(verdict)
+            matrix = Matrix(folder / str(number), changes)
+            for name, judge in matrix.cases(given.flips, given.seed):
+                if name in record.results or time.monotonic() - began > 60 * given.minutes:
+                    continue
+                verdict = judge()
+                record.add(name, asdict(verdict))
                 if verdict.outcome.isupper():
                     print(verdict, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    verdicts = [Verdict(**each) for each in record.results.values()]
     print(table(verdicts))
     return int(any(verdict.outcome.isupper() for verdict in verdicts))
 

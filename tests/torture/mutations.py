@@ -41,6 +41,7 @@ YAML_PIECES = [
         "&a [*a]",
         "*nowhere",
         "9" * 5000,
+        "9" * 50_000 + "x",
     ),
     *(
         "[" * 500,
@@ -133,7 +134,8 @@ def mutate_structure(content: Any, draw: random.Random) -> Any:
             case 2:
                 parent[key] = [parent[key]] if draw.random() < 0.5 else {"name": parent[key]}
             case 3 if isinstance(parent[key], int | float) and not isinstance(parent[key], bool):
-                parent[key] = parent[key] * draw.choice((-1, 2, 1000, 0.5)) + draw.choice((0, 1))
+                factor = draw.choice((-1, 2, 1000, 0.5) if abs(parent[key]) < 1e300 else (-1, 2))  # 0.5: as a float
+                parent[key] = parent[key] * factor + draw.choice((0, 1))
             case _:
                 parent[key] = draw.choice(VALUES)
     return changed

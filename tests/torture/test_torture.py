@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bastion.run import create_run
 from tests.torture import faults
 
 FAULTS = 12
@@ -38,6 +39,22 @@ def test_a_damaged_file_of_a_run_is_told_or_changes_no_number(tmp_path: Path) ->
     assert told >= {"recipe", "provenance", "log", "card", "weights", "facts with pictures", "measurement"}
     assert told >= {"card of an epoch", "weights of an epoch", "networks of the objective", "torchrun's id"}
     assert "not read" not in {verdict.outcome for verdict in verdicts if verdict.kind == "older checkpoint"}
+
+
+def test_a_command_that_starts_over_or_dies_of_nothing_is_noticed(tmp_path: Path) -> None:
+    """The harness itself: both end with the right bits."""
+    from tests.torture.__main__ import _unclear, _why_repeated
+    from tests.torture.commands import Ended
+
+    run = create_run(tmp_path / "run", seed=0)
+    over = Ended((0,), "", [], 1.0, stored=frozenset({"a/b 3"}))
+    assert "1 stored facts anew, such as a/b 3" in _why_repeated(over, tmp_path, None, {"a/b 2", "a/b 3"})
+    assert _why_repeated(over, tmp_path, None, {"a/b 2"}) == ""
+    assert "does not go on from step 4" in _why_repeated(over, tmp_path, 4, set())
+    run.log({"kind": "event", "step": 4, "message": "resumed at step 4"})
+    assert _why_repeated(over, tmp_path, 4, set()) == ""
+    killed = Ended((-9,), "", [], 1.0)
+    assert _unclear(killed, {9}) == "" and _unclear(killed, set()).startswith("ended by (-9,)")
 
 
 def test_faults_strike_at_the_call_they_are_meant_for(tmp_path: Path) -> None:

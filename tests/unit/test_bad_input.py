@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shutil
 import signal
 import time
 import zipfile
@@ -12,16 +13,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.conftest import QUICK
 from tests.unprivileged import closed, folder_for_all
 from torch import Tensor, nn
 
-from bastion import BastionError, storage
+from bastion import BastionError, journal, memory, settings, storage
 from bastion.attacks import attacks
 from bastion.data.idx import FILES, read_idx_folder
 from bastion.data.imagefolder import imagefolder
@@ -30,20 +33,27 @@ from bastion.data.picture import read_picture
 from bastion.errors import Interrupted
 from bastion.forward import loss_and_grad
 from bastion.measuring import executors
+from bastion.measuring.export import write_npz, write_pictures
 from bastion.measuring.runner import measure
 from bastion.models import Classifier, checkpoint
+from bastion.models.import_checkpoint import import_file
 from bastion.models.load import load
 from bastion.plugins import own_files
 from bastion.recipe import load_recipe
 from bastion.recipe_files import DEEPEST
+from bastion.recipe_yaml import read_fractions, read_value
 from bastion.reporting.html import report
 from bastion.reporting.leaderboard import leaderboard
 from bastion.run import Run, open_run
 from bastion.signals import StopRequest
 from bastion.suite import MOST_CASES, load_suite
+from bastion.training import checkpoints
+from bastion.training.checkpoints import read_state, write_state
+from bastion.training.trainer import train
 from bastion.types import Batch, DataSet
 
 LONG = "a" * 300
+ONE_EPOCH = (*QUICK, "schedule.epochs=1")
 
 
 @pytest.fixture
@@ -285,6 +295,84 @@ def test_a_signal_that_ends_workers_first_is_a_stop_and_no_lack_of_memory(monkey
     assert told.value.signal == signal.SIGTERM
 
 
+def test_a_signal_stops_within_a_batch() -> None:
+    """It raises where an attack reports its progress; what the batch has found is dropped."""
+    stop, moved = StopRequest(), list[Any]()
+    task: Any = SimpleNamespace(case=0, positions=range(4))
+    work = executors.Work([task], stop, lambda *_: None, lambda: False, moved.append)
+
+    def worker(_: Any) -> None:
+        with journal.attacking(4, 10):
+            journal.report_progress(5, 2)
+            stop.received = signal.SIGTERM
+            journal.report_progress(4, 2)
+        raise AssertionError("went on")
+
+    with pytest.raises(Interrupted, match="0 of the 1 open batches are stored") as told:
+        executors.in_this_process(worker, work)  # type: ignore[arg-type]
+    assert told.value.signal == signal.SIGTERM and len(moved) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"step": "3"}, {"step": 10**6}, {"best": None}, {"of": "x"}, {"of": {"recipe": 1}}, {"model": {}}),
+        *({"model": []}, {"optimizer": {}}, {"optimizer": {"state": 5, "param_groups": []}}, {"computed": 3}),
+    ],
+)
+def test_a_checkpoint_of_another_form_is_one_line(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (path,) = (folder / "checkpoints").iterdir()
+    write_state(path, read_state(path) | change)
+    with pytest.raises(BastionError, match=f"{path.name}: (has not the state of this|is of other data)"):
+        train("base/micro", changes=ONE_EPOCH, folder=folder, resume=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train("base/micro", changes=ONE_EPOCH, folder=tmp_path_factory.mktemp("trained") / "run").folder
+
+
+def test_a_state_however_deep_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = '{"list": [' * 3000 + "1" + "]}" * 3000
+    header = f'{{"content": {content}, "sha256": "{checkpoint.digest_tensors({})}"}}'
+    monkeypatch.setattr(checkpoints.json, "dumps", lambda _: header)
+    write_state(tmp_path / "state", {})
+    monkeypatch.undo()
+    with pytest.raises(BastionError, match="state: corrupt or truncated"):
+        read_state(tmp_path / "state")
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.zeros(4)}, tmp_path / "w.pth")
+    with zipfile.ZipFile(tmp_path / "w.pth", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/9", bytes(1 << 22))
+    monkeypatch.setattr(memory, "_available", lambda _: 1 << 21)
+    with pytest.raises(BastionError, match=r"import: .*w.pth: needs 0.0 GiB of memory, .* are free; get a smaller one"):
+        import_file(tmp_path / "w.pth", {"name": "vit/micro"}, normalize="none")
+
+
+@pytest.mark.parametrize("change", ["augment.padding=50000", "workers=100000"])
+def test_settings_that_no_memory_is_enough_for_are_refused(change: str) -> None:
+    with pytest.raises(BastionError, match="1024"):
+        load_recipe("tiny/demo-robust", [change])
+
+
+def test_leftovers_of_a_killed_export_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = {"x": np.zeros((1, 3, 2, 2), np.float32), "index": np.arange(1)}
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    for name, write in {"adv.npz": write_npz, "png": write_pictures}.items():
+        folder = tmp_path / name if name == "png" else tmp_path
+        folder.mkdir(exist_ok=True)
+        left = folder / f".{'000000.png' if name == 'png' else name}.{storage._HOST}-{child}-00000000.tmp"
+        left.touch()
+        write(tmp_path / name, examples)
+        assert not left.exists()
+
+
 def test_no_plug_in_is_loaded_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not from the working folder, not from a run, not from beside a recipe."""
     (tmp_path / "attacks").mkdir()
@@ -312,3 +400,14 @@ def test_each_row_of_the_table_of_untrusted_input_has_its_test() -> None:
     assert len(rows) >= 14
     for name in re.findall(r"`(test_\w+)`", section):
         assert f"def {name}(" in defined, name
+
+
+@pytest.mark.parametrize("text", ["{0}x", "{0}/x", "1/{0}x", "{0}.{0}x", ".{0}x", "1e{0}x", "{0} / {0}."])
+def test_digits_without_end_are_read_in_linear_time(text: str) -> None:
+    digits, before = text.format("9" * 200_000), time.process_time()
+    assert read_value(digits.replace(".", "x"), "here")
+    assert read_value(digits, "here") is not None
+    assert read_fractions(digits)
+    with pytest.raises(ValueError, match="expected a number"):
+        settings._number(digits)
+    assert time.process_time() - before < 20  # quadratic: minutes

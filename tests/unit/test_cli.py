@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -256,3 +257,28 @@ def test_an_interrupted_demo_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, 
     result = bastion("demo")
     assert result.code == 130 and "--resume" not in result.stderr
     assert "Re-run `bastion demo` with the same -o to resume." in result.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nError code 12"),
+        RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"),
+    ],
+)
+def test_too_little_memory_is_one_line(bastion: Bastion, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    result = bastion("train", "x")
+    assert result.code == 1 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: out of memory (") and "use a smaller batch" in result.stderr
+
+
+def test_a_terminal_without_unicode_is_answered() -> None:
+    words = [sys.executable, "-m", "bastion", "list", "suites"]
+    for text in (words, [*words[:-1], "ℓ∞"]):
+        done = subprocess.run(text, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr and (done.stdout or done.stderr)

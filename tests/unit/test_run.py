@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cards import write_card
 from tests.damage import complaints
 
 from bastion import BastionError, storage
@@ -159,8 +160,9 @@ class TestBeginning:
 def test_a_model_of_another_run_is_recognised(tmp_path: Path) -> None:
     run, other = create_run(tmp_path / "run", seed=0), create_run(tmp_path / "other", seed=0)
     assert run.card() is None
-    storage.write_json(run.model / "card.json", {"weights": "5eed", "about": {"run_id": run.id()}})
-    assert run.card()["weights"] == "5eed"
+    write_card(run, "5eed", about={"run_id": run.id()})
+    card = run.card()
+    assert card is not None and card.weights == "5eed"
     shutil.copytree(run.model, other.model)
     with pytest.raises(BastionError, match=rf"other/model/card.json: is the model of another run \({run.id()}\)"):
         other.card()
@@ -171,3 +173,11 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
     assert usable_cores() == 2
     monkeypatch.delattr(os, "sched_getaffinity")  # not every system has it
     assert usable_cores() == os.cpu_count()
+
+
+@pytest.mark.parametrize("depth", [900, 960, 992, 2000])
+def test_a_log_line_however_deep_is_named(tmp_path: Path, depth: int) -> None:
+    run = create_run(tmp_path / "run", seed=0)
+    run.log_file.write_text(f'{{"kind": "step", "step": 1, "x": {"[" * depth}{"]" * depth}, "checksum": "0"}}\n')
+    with pytest.raises(BastionError, match="log.jsonl: line 1 is damaged, edited or of another run"):
+        run.history()

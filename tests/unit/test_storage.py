@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -192,3 +193,13 @@ def test_only_leftovers_of_dead_writers_are_removed(tmp_path: Path) -> None:
 def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
     assert storage.fingerprint({"a": 1, "b": [2]}) == storage.fingerprint({"b": [2], "a": 1})
     assert storage.fingerprint({"a": 1}) != storage.fingerprint({"a": 2})
+
+
+@pytest.mark.parametrize("depth", [900, 960, 992, 2000, 100_000])
+@pytest.mark.parametrize("head", ["{", '{"format": 2, "sha256": "ab", '])
+def test_json_however_deep_is_refused_in_one_line(tmp_path: Path, depth: int, head: str) -> None:
+    path = tmp_path / "deep.json"
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        path.write_text(f'{head}"x": {opening * depth}{"1" if closing == "}" else ""}{closing * depth}}}')
+        with contextlib.suppress(BastionError):
+            storage.read_json(path)

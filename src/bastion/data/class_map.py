@@ -16,6 +16,7 @@ from bastion import storage
 from bastion.errors import BastionError, did_you_mean
 
 MAPS = ("imagenet",)
+MOST = 10**9  # outputs of a model
 
 
 def class_columns(class_map: str, folders: Sequence[str], root: Path) -> tuple[int, ...]:
@@ -73,7 +74,9 @@ def _from_json(text: str, path: Path) -> dict[str, int]:
         content: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BastionError(f"class_map: {path}: not readable as JSON, or cut off ({error})") from error
-    if not isinstance(content, Mapping) or not all(type(value) is int and value >= 0 for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        type(value) is int and 0 <= value < MOST for value in content.values()
+    ):
         raise BastionError(f'class_map: {path}: expected {{"folder": column, …}}, columns being numbers from 0')
     return dict(content)
 
@@ -83,9 +86,13 @@ def _from_lines(text: str, path: Path) -> dict[str, int]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        match = re.fullmatch(r"\s*(.*\S)\s*[,\s]\s*(\d+)\s*", line)
-        if match is None or match[1] in known:
-            wrong = "has a folder for the second time" if match else "is not a folder and its column, such as `cat,281`"
+        column = re.split(r"[,\s]", line.strip())[-1]
+        name = line.strip().removesuffix(column).rstrip().rstrip(",").rstrip()
+        is_pair = bool(name) and column.isdecimal() and len(column) < len(str(MOST))
+        if not is_pair or name in known:
+            wrong = (
+                "has a folder for the second time" if is_pair else "is not a folder and its column, such as `cat,281`"
+            )
             raise BastionError(f"class_map: {path}: line {number} {wrong}: {line.strip()[:60]!r}")
-        known[match[1].rstrip(",").rstrip()] = int(match[2])
+        known[name] = int(column)
     return known

@@ -312,8 +312,8 @@ def _measurements(model: str | Path | Facts, suite: str | None) -> list[Facts]:
 
 
 def _of_current_weights(run: Run) -> list[Facts]:
-    weights = (run.card() or {}).get("weights")
-    return [facts for facts in read_measurements(run) if weights in (None, facts.about.weights)]
+    card = run.card()
+    return [facts for facts in read_measurements(run) if card is None or card.weights == facts.about.weights]
 
 
 def _has_others(facts: Facts) -> bool:

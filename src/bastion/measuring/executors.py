@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -68,7 +69,14 @@ def in_this_process(worker: Worker, work: Work) -> None:
                 raise work.interrupted(stored)
             if work.enough():
                 return
-            work.done(task, *_timed(worker, task, work.moved))
+            work.done(task, *_timed(worker, task, partial(_move_or_stop, work, stored)))
+
+
+def _move_or_stop(work: Work, stored: int, doing: Doing) -> None:
+    """Stop within a batch, which may take minutes; what it has found so far is dropped."""
+    if work.stop:
+        raise work.interrupted(stored)
+    work.moved(doing)
 
 
 def _timed(

@@ -23,7 +23,7 @@ from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import PHASES, MeasuredCase, Measurement, is_of_earlier_code
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
-from bastion.run import Run
+from bastion.run import Run, first_mistake
 from bastion.suite import CORRECT, Role
 
 SHARE = (0.0, 1.0)  # bounds of a share, such as that of the probes under which an example is right
@@ -322,7 +322,9 @@ class Facts:
         """Return the warnings of the sanity checks."""
         checked = {name: self.columns[name] for name in self.columns if sanity.is_check(name)}
         studies = {case.label for case in self.about.cases if case.kind == "studies"}
-        return [*self._accuracy_warnings(), *sanity.warnings(checked, studies)]
+        clean = [self.correct(case.label) for case in self.with_role("clean") if CORRECT in case.columns]
+        accuracy = float(clean[0].mean()) if clean else 1.0
+        return [*self._accuracy_warnings(), *sanity.warnings(checked, accuracy, studies)]
 
     def _accuracy_warnings(self) -> list[sanity.SanityWarning]:
         """Return warnings about clean accuracy."""
@@ -390,11 +392,11 @@ def _read(path: Path) -> Measurement:
     try:
         return Measurement.model_validate(_printable(storage.read_json(path)))
     except ValidationError as error:
-        first = error.errors()[0]
-        what = ".".join(map(str, first["loc"]))
         raise BastionError(
-            f"{path}: not a measurement ({what}: {first['msg'].lower()}); remove it and measure again"
+            f"{path}: not a measurement ({first_mistake(error)}); remove it and measure again"
         ) from error
+    except RecursionError as error:
+        raise BastionError(f"{path}: not a measurement (too deep in itself); remove it and measure again") from error
 
 
 def _printable(content: Any) -> Any:

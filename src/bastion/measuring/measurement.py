@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.order import measured_positions
@@ -24,6 +24,8 @@ KINDS_BY_NAME: dict[str, FactKind] = {
 }
 TWO_PHASE = "two-phase estimate"
 MOST = 50_000_000  # examples, three times ImageNet-21k
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
@@ -31,9 +33,18 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _check_origin(origin: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(origin.get("versions", {}), dict):
+        raise ValueError("versions must be keys and values")
+    return origin
+
+
+Origin = Annotated[dict[str, Any], AfterValidator(_check_origin)]
+
+
 class MeasuredThreat(_Part):
     norm: str
-    eps: float
+    eps: NotNegative
 
     def __str__(self) -> str:
         return f"{NORMS.get(self.norm, self.norm)} ≤ {written(self.eps)}"
@@ -52,8 +63,8 @@ class MeasuredCase(_Part):
     at: dict[str, Any] = {}  # the values of the suite's axes
     data: dict[str, Any] = {}  # changes to the settings of the data set
     threat: MeasuredThreat | None = None
-    radii: tuple[float, ...] = ()  # of its security curve
-    adapted_to: int | None = None  # image size that the model's position embeddings were interpolated for
+    radii: tuple[NotNegative, ...] = ()  # of its security curve
+    adapted_to: int | None = Field(None, ge=1)  # image size that the model's position embeddings were interpolated for
     members: tuple[str, ...] = ()  # of an ensemble of attacks
     columns: tuple[str, ...]
     meanings: dict[str, str] = {}
@@ -82,7 +93,7 @@ class MeasuredCase(_Part):
 
 class MeasuredAggregate(_Part):
     kind: str  # worst, mean, errors or sum
-    members: dict[str, float]  # labels of cases and their weights
+    members: dict[str, Finite]  # labels of cases and their weights
     column: str = CORRECT
     column_kind: FactKind | None = None  # None: see KINDS_BY_NAME
 
@@ -107,7 +118,7 @@ class MeasuredAggregate(_Part):
 class Published(_Part):
     """Numbers that a paper reports for the run's recipe."""
 
-    numbers: dict[str, float]  # by label, as fractions
+    numbers: dict[str, Finite]  # by label, as fractions
     source: str  # `Table 1 of Tang et al. 2022`
     note: str = ""  # such as why a correct attack cannot reproduce them
 
@@ -132,19 +143,20 @@ class Measurement(_Part):
     n: int = Field(ge=1, le=MOST)
     # If measuring stopped early: the n examples are the first in random order of this many. None: the first n.
     population: int | None = Field(None, ge=1, le=MOST)
-    cases: tuple[MeasuredCase, ...]
+    cases: tuple[MeasuredCase, ...] = Field(min_length=1)
     aggregates: dict[str, MeasuredAggregate] = {}
     published: Published | None = None
     notes: tuple[str, ...] = ()  # on what the suite has that is not for these data
-    origins: tuple[dict[str, Any], ...] = ()  # several if versions, devices or machines are mixed
-    parameters: int | None = None  # of the model; None: measured before they were counted
+    # Several if versions, devices or machines are mixed.
+    origins: tuple[Annotated[dict[str, Any], AfterValidator(_check_origin)], ...] = ()
+    parameters: int | None = Field(None, ge=0, le=10**15)  # None: measured before they were counted
     category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
     blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
     summary: dict[str, Estimate] = {}  # `Facts.numbers`, so that leaderboards need not read facts
-    scalars: dict[str, float] = {}  # single numbers of studies by label/name, for leaderboards
+    scalars: dict[str, Finite] = {}  # single numbers of studies by label/name, for leaderboards
     doubts: tuple[str, ...] = ()  # codes of the sanity checks that warn
     # Of one worker per example, or part of a study, by label; of what the command that wrote this has measured.
-    seconds: dict[str, float] = {}
+    seconds: dict[str, NotNegative] = {}
     skipped: tuple[str, ...] = ()  # paths of the data set's pictures that could not be read, and are in no split
     preprocessing: str = ""  # of pictures of a folder, such as "224 pixels, crop 0.875, bicubic"
 
@@ -152,6 +164,27 @@ class Measurement(_Part):
     def identity(self) -> str:
         """The folder in `facts/` of this model on this data: the same for all cases."""
         return self.cases[0].store.partition("/")[0]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Measurement:
+        if missing := {"name", "split", "fingerprint"} - self.data.keys():
+            raise ValueError(f"data: has no {min(missing)}")
+        labels = {case.label for case in self.cases}
+        for name, aggregate in self.aggregates.items():
+            if not aggregate.members or not aggregate.members.keys() <= labels:
+                raise ValueError(f"aggregates.{name}: its members are not labels of cases")
+        if self.population is not None and self.population < self.n:
+            raise ValueError(f"population: less than n, {self.n}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_summary(self) -> Measurement:
+        shares = {case.label for case in self.cases}
+        shares |= {name for name, aggregate in self.aggregates.items() if aggregate.is_accuracy}
+        for name, each in self.summary.items():
+            if each.n < 0 or (name in shares and not 0 <= each.value <= 1):
+                raise ValueError(f"summary.{name}: out of bounds")
+        return self
 
     def positions(self, case: MeasuredCase) -> Column:
         """Return the positions of a probe's examples, or the numbers of a study's parts."""

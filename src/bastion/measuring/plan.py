@@ -209,7 +209,7 @@ def _model_name(source: nn.Module | Path, given: Model) -> str:
 def _check_run_is_of(run: Run, weights: str) -> None:
     """A trained run takes facts of its own model only."""
     card = run.card()
-    if run.recipe() is not None and card and card.get("weights") != weights:
+    if run.recipe() is not None and card and card.weights != weights:
         raise BastionError(f"{run.folder}: is the run of another model; give facts of this one another --run")
 
 

@@ -22,6 +22,7 @@ COLUMN = f"/{WARNING}"  # between the probe's label and the code in the name of 
 class Check:
     meaning: str  # and what to do about it
     share: float = 0.0  # of the examples, above which it warns
+    of_right: bool = False  # the share is of those that are classified right, as no others can show the symptom
 
 
 _BORDER = 0.002  # as in AutoAttack: at the border of the ball any attack may miss a few
@@ -69,7 +70,8 @@ CHECKS: dict[str, Check] = {
         "The gradient is not that of images a grey level away, or not what finite differences say: a wave is laid over "
         "the input, or the gradient is changed on its way back. Attack without gradients, with gradients averaged "
         "over nearby images, or through a smooth approximation (BPDA).",
-        share=0.25,  # networks are not linear
+        share=0.1,  # networks are not linear; a wave may be laid over some images only
+        of_right=True,
     ),
     "one-step-beats-many": Check(
         f"One step of FGSM fools what PGD with many steps does not: {_MASKED}. Use more steps and restarts, other "
@@ -159,7 +161,9 @@ def is_check(column: str) -> bool:
     return COLUMN in column
 
 
-def warnings(columns: Mapping[str, np.ndarray[Any, Any]], studies: Collection[str] = ()) -> list[SanityWarning]:
+def warnings(
+    columns: Mapping[str, np.ndarray[Any, Any]], clean_accuracy: float = 1.0, studies: Collection[str] = ()
+) -> list[SanityWarning]:
     """Return the warnings of a measurement's columns in the order of CHECKS, then those of plug-ins.
 
     `studies` are the labels of those that are no probes.
@@ -169,7 +173,7 @@ def warnings(columns: Mapping[str, np.ndarray[Any, Any]], studies: Collection[st
         label, _, code = name.partition(COLUMN)
         check = CHECKS.get(code, Check(""))
         count, n = int(np.count_nonzero(columns[name])), len(columns[name])
-        if count > check.share * n:
+        if count > check.share * n * (clean_accuracy if check.of_right else 1.0):
             found.append(SanityWarning(code, label, count, n, check.meaning, label in studies))
     ranks = {code: rank for rank, code in enumerate(CHECKS)}
     return sorted(found, key=lambda each: ranks.get(each.code, len(ranks)))

@@ -32,6 +32,10 @@ POSITION = "position"  # of the example in the split; of the part, in a study
 ORIGIN = "provenance"  # the number of each row's entry in the file's list of origins
 PICTURE = "picture."
 WARNING = "warning."
+_KINDS = {  # of numpy's types; other columns may be of any
+    **dict.fromkeys((POSITION, ORIGIN, "index", "label", "prediction", "before", "fooled_by"), "iu"),
+    **dict.fromkeys(("correct", "survived", "sampled", "lost", "in_budget"), "b"),
+}
 MERGED = 2048  # examples in a merged file: one damaged file costs no more than these
 
 
@@ -116,11 +120,11 @@ class FactStore:
         scattered = [path for path, each in windows.items() if len(each) > 1 or touching[min(each)] > 1]
         if not scattered:
             return
-        columns, origins = self._union(scattered, None)
-        written = {
-            self._write(_rows(columns, columns[POSITION][columns[POSITION] // MERGED == window]), origins)
-            for window in np.unique(columns[POSITION] // MERGED)
-        }
+        written = set()
+        for window in sorted(set().union(*(windows[path] for path in scattered))):  # one in memory at a time
+            written.add(
+                self._write(*self._union([path for path in scattered if window in windows[path]], None, window))
+            )
         for path in set(scattered) - written:
             storage.remove(path)
 
@@ -142,7 +146,13 @@ class FactStore:
             raise _Vanished from None
         if metadata.get("of") != self.name:
             raise BastionError(f"{path}: holds facts of another measurement; remove it and measure again")
-        return columns, json.loads(metadata["origins"])
+        try:
+            origins = json.loads(metadata["origins"])
+        except (KeyError, ValueError, RecursionError):
+            origins = None
+        if not _is_formed(columns, origins):
+            raise BastionError(f"{path}: has not the form of facts; remove it and measure again")
+        return columns, origins
 
     def _names(self, path: Path) -> list[str]:
         try:
@@ -153,12 +163,14 @@ class FactStore:
             raise _Vanished from None
 
     def _union(
-        self, paths: Iterable[Path], names: Collection[str] | None
+        self, paths: Iterable[Path], names: Collection[str] | None, window: int | None = None
     ) -> tuple[dict[str, Column], list[dict[str, Any]]]:
-        """Return all rows of these files, ordered by position, without duplicates."""
+        """Return all rows of these files, or those of a window, ordered by position, without duplicates."""
         parts, origins = [], []
         for path in paths:
             columns, own = self._read(path, names)
+            if window is not None:
+                columns = _rows(columns, range(MERGED * window, MERGED * (window + 1)))
             origins += [origin for origin in own if origin not in origins]
             if ORIGIN in columns:
                 numbers = np.array([origins.index(origin) for origin in own])
@@ -184,6 +196,21 @@ class FactStore:
         if lacking:
             raise BastionError(f"{self.folder}: has no facts '{lacking[0]}'; remove it and measure again")
         return {name: columns.get(name, np.zeros(n, bool)) for name in names}, origins
+
+
+def _is_formed(columns: Mapping[str, Column], origins: Any) -> bool:
+    """Whether all columns have a row for each position, of the type that their names ask for."""
+    if not isinstance(origins, list) or not all(isinstance(origin, dict) for origin in origins):
+        return False
+    for prefix in ("", PICTURE):
+        own = {name: column for name, column in columns.items() if name.startswith(PICTURE) == bool(prefix)}
+        lengths = {column.shape[0] if column.ndim else -1 for column in own.values()}
+        if own and lengths != {len(own.get(prefix + POSITION, ()))}:
+            return False
+    typed = {name: "b" if name.startswith(WARNING) else _KINDS.get(name.rpartition(".")[2], "") for name in columns}
+    if not all(columns[name].dtype.kind in kind and columns[name].ndim == 1 for name, kind in typed.items() if kind):
+        return False
+    return ORIGIN not in columns or bool(np.isin(columns[ORIGIN], range(len(origins))).all())
 
 
 def _rows(columns: Mapping[str, Column], wanted: Sequence[int] | Column | None = None) -> dict[str, Column]:

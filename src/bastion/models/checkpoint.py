@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as encode
@@ -20,14 +19,16 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bastion import rng, storage
+from bastion.card import CARD as CARD
+from bastion.card import Card
 from bastion.errors import BastionError
 from bastion.forward import in_mode
 from bastion.memory import check_memory
 from bastion.models import Backbone, Classifier, complexity, models
 from bastion.models.classifier import Resize
 from bastion.models.meta import meta
+from bastion.run import read_card as read_card
 
-CARD = "card.json"
 OWN = "own"  # in the place of a model's name: a network of the user's, which no name builds
 # Largest change of a logit, relative to the largest logit. Other machines change 1e-6, TF32 1e-3; another number of
 # heads or another resize 1e-1.
@@ -39,23 +40,6 @@ LARGEST_BUFFERS = 2**27  # numbers in masks and tables, which are not stored wit
 MOST_TENSORS = 5_000  # above what the deepest of timm's models have
 # So few and so small numbers make no large network, whatever they are of.
 _FEW, _SMALL = 50, {"num_classes": 1024, "img_size": 512, "in_chans": 64}
-
-
-class Card(BaseModel):
-    """What is needed to rebuild a model besides its weights."""
-
-    format: Literal[1, 2] = 2  # 1: without logits and checksum
-    model: dict[str, Any]  # what the registry builds the backbone from
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    shape: tuple[int, int, int]
-    resize: Resize | None = None
-    parameters: int
-    weights: str = Field(pattern="^[0-9a-f]{64}$")  # `digest` of the model; names the file
-    logits: tuple[tuple[float, ...], ...] = ()  # of two fixed images, compared when the model is loaded
-    # `digest` of the networks that the objective trained beside the model; names their file
-    networks: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-    about: dict[str, Any] = {}
 
 
 def build(
@@ -157,18 +141,6 @@ def convert(folder: Path | str) -> None:
 
 def weights_file(folder: Path, weights: str) -> Path:
     return folder / f"{weights[:16]}.safetensors"
-
-
-def read_card(folder: Path) -> Card:
-    content = storage.read_json(folder / CARD)
-    try:
-        return Card.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = ".".join(map(str, first["loc"])) or "content"
-        raise BastionError(
-            f"{folder / CARD}: not a model card that this version reads ({what}: {first['msg'].lower()}); restore it"
-        ) from error
 
 
 def load(folder: Path, network: nn.Module | None = None) -> Classifier:

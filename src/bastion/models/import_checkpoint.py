@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from bastion import storage
 from bastion.errors import BastionError, did_you_mean, shown
+from bastion.memory import check_memory
 from bastion.models import checkpoint
 from bastion.models.classifier import Backbone, Classifier
 from bastion.models.normalisations import NORMALISATIONS, Stats
@@ -129,6 +131,7 @@ def _read(path: Path) -> Any:
         raise BastionError(f"import: no file {path}")
     if path.suffix == ".safetensors":
         return checkpoint.read_tensors(path)
+    check_memory(_unpacked(path), torch.device("cpu"), f"import: {path}", "get a smaller one, or free some")
     try:
         with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about kinds of tensors that are refused below
@@ -143,6 +146,15 @@ def _read(path: Path) -> Any:
     except Exception as error:  # torch raises all kinds of errors on a damaged file
         reason = shown(str(error).partition("\n")[0], quoted=False) or type(error).__name__
         raise BastionError(f"import: {path} is damaged or no file of torch.save ({reason}); get it again") from error
+
+
+def _unpacked(path: Path) -> int:
+    """Bytes of what is in a zip file, such as torch.save makes; of any other file its size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return path.stat().st_size
 
 
 def _contents(content: Any, path: Path, ema: bool) -> tuple[str, State]:

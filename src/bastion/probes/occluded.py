@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from bastion import rng
@@ -96,7 +97,7 @@ class MaskedProbe(Probe):
 class OccludedProbe(MaskedProbe):
     """A probe on occluded images, under several masks each."""
 
-    masks: AtLeastOne = 1  # per image
+    masks: Annotated[int, Ge(1), Le(2**20)] = 1  # per image
     fill: Literal["noise", "zero"] = "noise"  # uniform noise, drawn for each mask, or black
 
     def describe(self) -> Description:

@@ -171,8 +171,8 @@ def _runs(folder: Path, problems: list[str]) -> Iterator[Run]:
 
 def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
     about = facts.about
-    card = facts.run.card() or {}
-    if card and card.get("weights") != about.weights:
+    card = facts.run.card()
+    if card and card.weights != about.weights:
         return  # measured with earlier weights
     columns = _columns(facts)
     if not columns:
@@ -182,8 +182,8 @@ def _add(drafts: dict[str, _Draft], facts: Facts) -> None:
     draft = drafts.setdefault(key, _Draft(about.data, len(about.classes), about.preprocessing))
     new = Entry(about.model, about.weights, facts.run.folder, about.identity)
     entry = draft.entries.setdefault((about.model, about.identity), new)
-    entry.parameters = about.parameters or card.get("parameters") or entry.parameters
-    entry.architecture = card.get("model", {}).get("name") or entry.architecture
+    entry.parameters = about.parameters or (card.parameters if card else entry.parameters)
+    entry.architecture = card.model["name"] if card else entry.architecture
     entry.category = about.category or entry.category
     entry.doubts |= set(about.doubts)
     clean = [number for column, number in columns if column.kind == "clean"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bastion import storage
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, wilson
 from bastion.recipe_yaml import read_value
@@ -47,7 +48,7 @@ def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], 
     for path in files:
         try:
             infos.append(_Info(path))
-        except (OSError, ValueError, TypeError, AttributeError, BastionError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, BastionError) as error:
             problems.append(f"{path}: not a JSON file of RobustBench ({error})")
     added = [list(_entries(board, infos)) for board in boards]
     matched = {info.path for entries in added for info, _ in entries}
@@ -63,18 +64,20 @@ class _Info:
     """Content of a model's file."""
 
     def __init__(self, path: Path) -> None:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(storage.read_text(path))
         self.path, self.norm = path, NORMS.get(path.parent.name)  # None: corruptions
         self.dataset = str(content.get("dataset") or path.parent.parent.name)
         self.eps = None if self.norm is None else float(read_value(str(content.get("eps")), "eps"))
         self.n = content.get("n")  # in bastion's own files
         if self.n is not None and (type(self.n) is not int or self.n < 1):
-            raise BastionError(f"n: expected a number of images, got {self.n!r}")
+            raise ValueError(f"n: expected a number of images, got {self.n!r}")
         # Of AutoAttack and an external evaluation the lower accuracy counts, as in RobustBench's tables.
         fields = ("corruptions_acc",) if self.norm is None else ("autoattack_acc", "external")
-        self.clean = _fraction(content.get("clean_acc"))
-        self.robust = min((_fraction(content[key]) for key in fields if content.get(key)), default=math.nan)
+        self.clean = _share(content, "clean_acc")
+        self.robust = min((_share(content, key) for key in fields if content.get(key)), default=math.nan)
         self.architecture, self.unreliable = content.get("architecture"), bool(content.get("unreliable"))
+        if not isinstance(self.architecture, str | None):
+            raise ValueError("architecture: expected text")
 
     def matches(self, column: LeaderboardColumn) -> bool:
         if self.norm is None:
@@ -95,12 +98,17 @@ class _Info:
         )
 
 
+def _share(content: Mapping[str, Any], key: str) -> float:
+    """Return a percentage as a share, NaN if there is none."""
+    value = content.get(key)
+    share = float(value) / 100 if value not in (None, "") else math.nan
+    if not (math.isnan(share) or 0 <= share <= 1):
+        raise ValueError(f"{key}: expected 0 to 100")
+    return share
+
+
 def _estimate(share: float, n: int) -> Estimate:
     return wilson(round(share * n), n) if math.isfinite(share) else Estimate(share, share, share, n)
-
-
-def _fraction(percent: Any) -> float:
-    return float(percent or "nan") / 100
 
 
 def _entries(board: Board, infos: Sequence[_Info]) -> Iterator[tuple[_Info, Entry]]:

@@ -171,7 +171,9 @@ class SharedTable:
     def measures(self) -> dict[str, list[Estimate]]:
         """Return the other columns, which no section shows, by name: one estimate per row."""
         estimates = [row.facts.estimates() for row in self.rows]
-        names = [name for name in estimates[0] if not self._is_shown_elsewhere(*name.rpartition("/")[::2])]
+        shared = set.intersection(*(set(each) for each in estimates))  # a column may be of another type elsewhere
+        names = [name for name in estimates[0] if name in shared]
+        names = [name for name in names if not self._is_shown_elsewhere(*name.rpartition("/")[::2])]
         return {name: [each[name] for each in estimates] for name in names}
 
     def _is_shown_elsewhere(self, label: str, column: str) -> bool:
@@ -198,7 +200,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[ReportedRun]:
             files=run,
             measurements=read_measurements(run),
             history=run.history(),
-            weights=(run.card() or {}).get("weights"),
+            weights=card.weights if (card := run.card()) else None,
         )
         for number, run in enumerate(runs)
     ]
@@ -244,7 +246,7 @@ def _longest(measurements: Sequence[Facts]) -> list[Facts]:
 
 def _group_key(facts: Facts, outdated: str) -> str:
     about = facts.about
-    cases = [[case.label, case.kind, case.spec, case.at, case.data] for case in about.cases]
+    cases = [[case.label, case.kind, case.spec, case.at, case.data, sorted(case.columns)] for case in about.cases]
     return storage.fingerprint([about.data, about.suite, about.population, cases, _aggregates(facts), outdated])
 
 

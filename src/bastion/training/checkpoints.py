@@ -7,6 +7,7 @@ and contains that of the tensors, so that damage is detected. There is no pickle
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,25 @@ def restore_checkpoint(trainer: Trainer) -> bool:
     if path is None:
         return False
     state = read_state(path)
+    try:
+        _check_form(state, trainer)
+        _restore(trainer, state, path)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise BastionError(f"{path}: has not the state of this training ({error}); use another --run") from error
+    return True
+
+
+def _check_form(state: Any, trainer: Trainer) -> None:
+    """Raise unless the parts that are not tensors have the types that `save_checkpoint` gives them."""
+    if not all(isinstance(state[name], dict) for name in ("of", "model", "optimizer")):
+        raise ValueError("of, model and optimizer must be keys and values")
+    if type(state["step"]) is not int or not 0 <= state["step"] <= trainer.total_steps:
+        raise ValueError(f"step: expected 0 to {trainer.total_steps}")
+    if type(state["best"]) not in (int, float):
+        raise ValueError("best: expected a number")
+
+
+def _restore(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
     known = {"images": trainer.identity["images"], **state["of"]}  # older checkpoints do not tell of the images
     if known != trainer.identity:
         why = "; ".join(differences(known, trainer.identity))
@@ -98,7 +118,6 @@ def restore_checkpoint(trainer: Trainer) -> bool:
         if changed := differences(state.get("computed", now), now):
             message = "the result will differ from that of an uninterrupted run by rounding"
             note(trainer.run, trainer.step, f"resumed with other means ({'; '.join(changed)}): {message}")
-    return True
 
 
 def _computed(trainer: Trainer) -> dict[str, Any]:
@@ -167,7 +186,7 @@ def read_state(path: Path) -> Any:
         if header["sha256"] != digest_tensors(tensors):
             raise ValueError("its tensors do not match their SHA-256")
         return _unpack(header["content"], tensors)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise BastionError(f"{path}: corrupt or truncated ({error}); an earlier checkpoint may be whole") from error
 
 

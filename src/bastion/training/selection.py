@@ -73,9 +73,12 @@ class Selection:
             self.run.rewind_log(0, "epoch")  # of an earlier validation that was stopped
         self.best = -1.0
         for folder in sorted(self.run.epochs.iterdir()):
-            model = _loaded(folder, like).to(self.processes.device)
             known = checkpoint.read_card(folder).about
-            record = {"step": known["step"], "epoch": known["epoch"], **self.validate(model)}
+            record: dict[str, Any] = {name: known.get(name) for name in ("step", "epoch")}
+            if any(type(number) is not int for number in record.values()):
+                raise BastionError(f"{folder}: its card does not say of which step and epoch it is; restore the folder")
+            model = _loaded(folder, like).to(self.processes.device)
+            record |= self.validate(model)
             self.maybe_keep(model, record, checkpoint.load_networks(folder))
             log.write_epoch(record, self.recipe.schedule.epochs)
 

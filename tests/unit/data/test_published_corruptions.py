@@ -80,6 +80,18 @@ def test_damaged_and_foreign_arrays_are_refused(arrays: Path) -> None:
         with_published_test(clean, arrays, "frost_proc", 1)
 
 
+@pytest.mark.parametrize(
+    "shape", ["(10**400,)", "(-1,)", "(2**62, 2**62)", "((1,),)", "(1e9,)", "('a',)", "[3]", "1", "(" * 300, "(True,)"]
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, about overflow
+def test_an_array_of_absurd_shape_is_refused(arrays: Path, shape: str) -> None:
+    shape = shape.replace("10**400", "9" * 400).replace("2**62", str(2**62))
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    (arrays / "fog.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(9))
+    with pytest.raises(BastionError, match=r"fog\.npy: (not a \.npy file of plain numbers|expected uint8 of shape)"):
+        with_published_test(random_data_set(), arrays, "fog", 1)
+
+
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
     """val/CLASS/*.JPEG of 256 x 300, and c/weather/fog/2/CLASS/*.JPEG of 224 x 224 with the same names."""

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.cards import write_card
 
 import bastion
-from bastion import cli, storage
+from bastion import cli
 from bastion.errors import BastionError
 from bastion.measuring.compare import compare, compare_facts
 from bastion.measuring.facts import Facts, write_measurement
@@ -276,7 +277,7 @@ def test_of_several_shared_suites_one_must_be_chosen(measured: Measured) -> None
 
 def test_facts_of_earlier_weights_are_not_compared(measured: Measured) -> None:
     a, b = measured("a", clean=[1, 0]), measured("b", clean=[1, 0])
-    storage.write_json(b.run.model / "card.json", {"weights": "newer"})
+    write_card(b.run, "beef")
     with pytest.raises(BastionError, match="b: not measured yet; run `bastion measure .*b --suite demo` first"):
         compare(a.run.folder, b.run.folder)
 

@@ -476,7 +476,16 @@ def test_an_interruption_keeps_what_is_done(ask: Any, tmp_path: Path, monkeypatc
     assert np.array_equal(facts.correct("pgd"), ask(folder=tmp_path / "whole").correct("pgd"))
 
 
-@pytest.mark.parametrize("change", [{"n": "many"}, {"n": 0}, {"cases": {}}, {"cases": [{"label": "clean"}]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"n": "many"}, {"n": 0}, {"cases": {}}, {"cases": [{"label": "clean"}]}, {"cases": []}),
+        *({"data": {}}, {"data": {"name": "x", "split": "test"}}, {"parameters": 10**400}, {"parameters": -1}),
+        *({"summary": {"clean": [2, 0, 1, 5]}}, {"summary": {"clean": [0.5, 0, 1, -5]}}, {"seconds": {"clean": -1}}),
+        *({"aggregates": {"mean": {"kind": "mean", "members": members}}} for members in ({}, {"nope": 1})),
+        *({"population": 3}, {"origins": [{"versions": 3}]}, {"scalars": {"a/b": float("inf")}}),
+    ],
+)
 def test_a_measurement_of_another_form_says_which_file_to_remove(
     ask: Any, tmp_path: Path, change: dict[str, Any]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bastion import BastionError
+from bastion import BastionError, storage
 from bastion.measuring import store as module
 from bastion.measuring.store import FactStore
 
@@ -70,6 +71,17 @@ def test_examples_in_random_order_are_merged_into_windows(store: FactStore, monk
     assert store.read(["value"], [3, 7, 20])["value"].tolist() == [30, 70, 200]
     assert store.pictures(range(24))["position"].tolist() == list(range(12))
     assert store.missing(range(24)) == []
+
+
+def test_merging_holds_one_window_in_memory_at_a_time(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MERGED", 4)
+    for start in range(0, 64, 2):
+        store.write(range(start, start + 2), {"value": np.zeros((2, 100_000))}, {}, HERE)
+    tracemalloc.start()
+    store.merge()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 64 * 800_000 / 2  # bytes of all
 
 
 def test_two_mergers_at_once_lose_nothing(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,3 +174,29 @@ def test_a_file_that_was_merged_away_meanwhile_is_found_again(
 
     monkeypatch.setattr(FactStore, "_files", files)
     assert store.read(["value"], range(8))["value"].tolist() == [10 * i for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("value", np.zeros(3)),  # a row too few
+        ("value", np.array(5)),
+        ("correct", np.zeros(4)),  # not bool
+        ("warning.nan", np.zeros(4, np.int64)),
+        ("label", np.zeros((4, 1), np.int64)),
+        ("prediction", np.full(4, np.nan)),
+        ("position", np.arange(4.0)),
+        ("provenance", np.full(4, 7)),  # of one origin
+        ("picture.position", np.arange(3)),
+    ],
+)
+def test_a_file_without_the_form_of_facts_is_named(store: FactStore, name: str, column: Any) -> None:
+    write(store, range(4), pictures=2, correct=np.ones(4, bool), label=np.arange(4), prediction=np.arange(4))
+    (path,) = store.folder.iterdir()
+    arrays, metadata = storage.read_arrays(path)
+    storage.write_arrays(path, arrays | {name: column}, metadata)
+    with pytest.raises(BastionError, match=f"{path.name}: has not the form of facts; remove it and measure again"):
+        store.pictures(range(4))
+    storage.write_arrays(path, arrays, metadata | {"origins": "[3]"})
+    with pytest.raises(BastionError, match="has not the form of facts"):
+        store.origins(range(4))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from bastion import BastionError, load, storage
 from bastion.models import Classifier, checkpoint
+from bastion.run import create_run
 
 SPEC = {"name": "vit/micro", "stem": [8, 16], "embed_dim": 16, "depth": 1, "num_heads": 2}
 
@@ -42,6 +43,17 @@ def test_saved_models_come_back_bit_for_bit(saved: Path) -> None:
     assert not loaded.training
     assert torch.equal(loaded(x), _build().eval()(x))
     assert json.loads((saved / "card.json").read_text())["about"] == {"note": "for a test"}
+
+
+@pytest.mark.parametrize("place", ["model", "epochs/00001"])
+def test_a_model_of_another_run_is_not_loaded(saved: Path, tmp_path: Path, place: str) -> None:
+    run, other = create_run(tmp_path / "run", seed=0), create_run(tmp_path / "other", seed=0)
+    for folder in (run.folder / place, other.folder / place):
+        checkpoint.save(load(saved), folder, {"run_id": run.id()})
+    assert load(run.folder / place)
+    for read in (load, checkpoint.load_networks, checkpoint.read_card):
+        with pytest.raises(BastionError, match=f"{place}/card.json: is the model of another run"):
+            read(other.folder / place)
 
 
 def test_until_the_card_is_written_the_old_model_stands(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,6 +384,13 @@ def test_a_warning_is_given_above_its_share(code: str, silent: float, loud: floa
     assert (warning.code, warning.label, warning.count, warning.n) == (code, "attack", round(1000 * loud), 1000)
 
 
+def test_a_model_that_is_mostly_wrong_is_warned_of_by_the_images_it_gets_right() -> None:
+    """`facts_with` has a clean accuracy of 50 %."""
+    assert facts_with(**{"gradient-mismatch": column(0.05)}).warnings() == []
+    (warning,) = facts_with(**{"gradient-mismatch": column(0.06)}).warnings()
+    assert (warning.code, warning.count, warning.n) == ("gradient-mismatch", 60, 1000)
+
+
 def test_one_example_of_few_is_enough_at_the_border() -> None:
     assert warnings({"aa/warning.square-beats-white-box": column(1 / 400, 400)})
 
@@ -407,7 +414,11 @@ def test_every_code_says_what_it_means_and_what_to_do() -> None:
 def test_the_page_on_warnings_says_what_the_warnings_say() -> None:
     page = (Path(__file__).parents[3] / "docs" / "sanity.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
-    shares = {code: f"{100 * check.share:g} % of the images" for code, check in CHECKS.items() if check.share}
+    shares = {
+        code: f"{100 * check.share:g} % of the images{' classified right' if check.of_right else ''}"
+        for code, check in CHECKS.items()
+        if check.share
+    }
     assert [(code.strip("`"), meaning, above) for code, _, meaning, above in rows] == [
         (code, check.meaning, shares.get(code, "any image")) for code, check in CHECKS.items()
     ]
@@ -422,7 +433,7 @@ def facts_with(**columns: Any) -> Facts:
         **environment(0),
         model="m",
         weights="",
-        data={"name": "d", "split": "test"},
+        data={"name": "d", "split": "test", "fingerprint": "f"},
         classes=("a", "b"),
         suite="s",
         n=1000,

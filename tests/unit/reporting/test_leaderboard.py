@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from made_runs import measure_cases, measure_everything
 from PIL import Image
+from tests.cards import write_card
 from tests.many_models import DATA, make_run, summarize
 
 from bastion import storage
@@ -302,10 +304,22 @@ def test_models_of_one_name_and_equal_weights_are_told_apart_by_their_code(tmp_p
 def test_facts_of_weights_that_a_run_no_longer_has_are_left_out(tmp_path: Path) -> None:
     for name, weights in {"new": "beef", "old": "0ld"}.items():
         run = make_run(tmp_path / name)
-        storage.write_json(run.model / "card.json", {"weights": "beef", "parameters": 12, "model": {"name": "vit/t"}})
+        write_card(run, "beef", model={"name": "vit/t"})
         summarize(run, 0.8, {"autoattack linf": 0.4}, weights=weights)
     ((board,), _) = read_boards(tmp_path)
     assert [(entry.model, entry.parameters, entry.architecture) for entry in board.entries] == [("new", 12, "vit/t")]
+
+
+@pytest.mark.parametrize("content", [{"model": None}, {"model": {"name": ["x"]}}, {"about": 3}, {"parameters": "many"}])
+def test_a_card_of_another_form_is_told(tmp_path: Path, content: dict[str, Any]) -> None:
+    summarize(make_run(tmp_path / "good"), 0.8, {"autoattack linf": 0.4})
+    strange = make_run(tmp_path / "strange")
+    write_card(strange, "beef", **content)
+    summarize(strange, 0.8, {"autoattack linf": 0.4}, weights="beef")
+    ((board,), problems) = read_boards(tmp_path)
+    assert [entry.model for entry in board.entries] == ["good"]
+    (wrong,) = content
+    assert re.fullmatch(rf".*card.json: not a model card that this version reads \({wrong}.*", problems[0])
 
 
 def test_a_damaged_measurement_is_left_out_and_told(tmp_path: Path) -> None:
@@ -456,6 +470,23 @@ def test_corruption_files_are_read_as_they_are_written(tmp_path: Path) -> None:
     key = next(column.key for column in board.columns if column.is_published_corruptions)
     assert (theirs.model, theirs.numbers[key].value, theirs.numbers[key].n) == ("mine (published)", 0.55, 1000)
     assert mine.numbers[key].value == 0.55 and not problems
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"autoattack_acc": "250"}', '{"clean_acc": -5}', f'{{"clean_acc": {10**400}}}', '{"autoattack_acc": [1]}'),
+        *('{"eps": "1/0"}', '{"architecture": ["x"]}', "[" * 100_000 + "]" * 100_000),
+    ],
+)
+def test_published_numbers_that_are_none_are_left_out_and_told(tmp_path: Path, content: str) -> None:
+    summarize(make_run(tmp_path / "runs" / "mine"), 0.8, {"autoattack linf": 0.4})
+    said = json.dumps({"dataset": "cifar10", "eps": "8/255", "clean_acc": "93.24", "autoattack_acc": "72.08"})
+    storage.write_text(tmp_path / "info" / "cifar10" / "Linf" / "odd.json", f"{said[:-1]}, {content[1:]}")
+    os.mkfifo(tmp_path / "info" / "cifar10" / "Linf" / "pipe.json")
+    ((board,), problems) = leaderboard(tmp_path / "runs", tmp_path / "page.html", published=tmp_path / "info")
+    assert list(numbers(board)) == ["mine"]
+    assert ["not a JSON file of RobustBench" in each for each in problems] == [True, True]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

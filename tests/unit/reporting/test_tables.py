@@ -10,6 +10,7 @@ import made_runs
 import numpy as np
 import pytest
 from made_runs import MakeRun, measure_cases, measure_run, train_run
+from tests.cards import write_card
 
 from bastion import storage
 from bastion.errors import BastionError
@@ -65,12 +66,21 @@ def test_runs_asked_by_other_probes_are_not_compared(make_run: MakeRun, monkeypa
     assert [len(each.rows) for each in shared_tables(read_runs([one.folder, other.folder]))] == [1, 1]
 
 
+def test_runs_whose_probes_have_other_columns_are_not_compared(make_run: MakeRun) -> None:
+    one, other = make_run("a", clean=0.5, robust=0.2), make_run("b", clean=0.5, robust=0.2)
+    (path,) = other.measurements.iterdir()
+    content = storage.read_json(path)
+    content["cases"][0]["columns"].remove("prediction")
+    storage.write_json(path, content)
+    assert [len(each.rows) for each in shared_tables(read_runs([one.folder, other.folder]))] == [1, 1]
+
+
 def test_facts_of_earlier_weights_stand_apart_and_are_marked(make_run: MakeRun) -> None:
     run = make_run("robust", clean=0.5, robust=0.2)
-    storage.write_json(run.model / "card.json", {"weights": "5eed"})
+    write_card(run, "5eed")
     assert [each.outdated for each in shared_tables(read_runs([run.folder]))] == [""]
     measure_run(run, clean=0.6, robust=0.3, about={"weights": "beef"}, identity="later")
-    storage.write_json(run.model / "card.json", {"weights": "beef"})
+    write_card(run, "beef")
     new, old = shared_tables(read_runs([run.folder]))
     assert (new.outdated, old.outdated) == ("", "weights")
     assert old.title == "cifar10-mini, test split, suite demo; of earlier weights"

@@ -433,6 +433,22 @@ def test_epochs_can_be_compared_after_training(tmp_path: Path, monkeypatch: pyte
     assert [r["epoch"] for r in again.history() if r["kind"] == "epoch"] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"run_id": "another", "step": 3, "epoch": 1}, r"00001/card.json: is the model of another run \(another\)"),
+        ({}, "00001: its card does not say of which step and epoch it is"),
+    ],
+)
+def test_the_model_of_an_epoch_must_be_this_runs(tmp_path: Path, about: dict[str, Any], message: str) -> None:
+    run = _train(tmp_path / "run", "validate.when=end")
+    card = storage.read_json(run.epochs / "00001" / "card.json")
+    storage.write_json(run.epochs / "00001" / "card.json", card | {"about": about})
+    shutil.rmtree(run.model)
+    with pytest.raises(BastionError, match=message):
+        _train(tmp_path / "run", "validate.when=end", resume=True)
+
+
 def test_training_images_are_looked_at_too(tmp_path: Path) -> None:
     run = _train(tmp_path / "run", *ADVERSARIAL, "validate.train=24", "schedule.epochs=1")
     (record,) = [r for r in run.history() if r["kind"] == "epoch"]
