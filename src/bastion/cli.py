@@ -608,7 +608,7 @@ def main() -> None:
     """Run the command line. Bad input gives one line and an exit code other than 0; a traceback is a bug."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
             stream.reconfigure(errors="replace")  # ASCII terminals cannot show ≤
     try:
         app()

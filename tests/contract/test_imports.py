@@ -13,6 +13,7 @@ import bastion
 
 ROOT = Path(bastion.__file__).parent
 ROOTS = {
+    "card",
     "errors",
     "files",
     "storage",

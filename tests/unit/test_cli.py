@@ -128,8 +128,8 @@ BAD_INPUT = {
     "measure zoo/cifar10-linf-vit --data no/where": "data: no/where: no such folder",
     "measure zoo/cifar10-linf-vit --attack pgd:steps": "'pgd:steps': expected NAME:key=value,key=value, got 'steps'",
     "measure zoo/cifar10-linf-vit --attack pgd:step_size=1": "probes.pgd:step_size=1.attack.step_size: unknown key",
-    "measure zoo/cifar10-linf-vit --set steps=2": "demo: steps: unknown key; known: eps, about, paper, adapt_size, "
-    "axes, data, probes, studies, aggregates, curves; a setting of an attack is probes.pgd-20.attack.steps",
+    "measure zoo/cifar10-linf-vit --set steps=2": "demo: steps: unknown key; known: eps, about, paper, paper_data, "
+    "adapt_size, axes, data, probes, studies, aggregates, curves; a setting of an attack is probes.pgd-20.attack.steps",
     "train tiny/demo-robust --set data=imagefolder:root=/nowhere,size=32 --run r": "data: /nowhere: no such folder",
     "train tiny/demo-robust --set data=/nowhere --run r": "data: /nowhere: no such folder",
     "measure zoo/cifar10-linf-vit --suite demoo": "no suite 'demoo': neither shipped with bastion nor a .yaml",
@@ -203,7 +203,7 @@ def test_data_deepaugment_says_what_it_made_and_how_to_use_it(
     from bastion.deepaugment import fit, generate
     from bastion.recipe import load_recipe
 
-    monkeypatch.setattr(generate, "WORST", 0.0)  # two steps teach nothing
+    monkeypatch.setattr(generate, "MIN_PSNR", 0.0)  # two steps teach nothing
     monkeypatch.setattr(fit, "CHECKED", 16)
     words = ("data", "deepaugment", "cifar10-mini", "-o", "made", "--limit", "40", "--steps", "2")
     result = bastion(*words)

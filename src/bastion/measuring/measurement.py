@@ -182,7 +182,7 @@ class Measurement(_Part):
         shares = {case.label for case in self.cases}
         shares |= {name for name, aggregate in self.aggregates.items() if aggregate.is_accuracy}
         for name, each in self.summary.items():
-            if each.n < 0 or (name in shares and not 0 <= each.value <= 1):
+            if each.n < 0 or (name in shares and (each.value < 0 or each.value > 1)):  # NaN: nobody was sampled
                 raise ValueError(f"summary.{name}: out of bounds")
         return self
 

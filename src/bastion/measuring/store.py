@@ -33,7 +33,8 @@ ORIGIN = "provenance"  # the number of each row's entry in the file's list of or
 PICTURE = "picture."
 WARNING = "warning."
 _KINDS = {  # of numpy's types; other columns may be of any
-    **dict.fromkeys((POSITION, ORIGIN, "index", "label", "prediction", "before", "fooled_by"), "iu"),
+    **dict.fromkeys((POSITION, ORIGIN, "index", "label", "prediction", "fooled_by"), "iu"),
+    "before": "iuf",  # a prediction, or an activation
     **dict.fromkeys(("correct", "survived", "sampled", "lost", "in_budget"), "b"),
 }
 MERGED = 2048  # examples in a merged file: one damaged file costs no more than these

@@ -12,7 +12,7 @@ from bastion.deepaugment import fit
 from bastion.deepaugment.networks import CAE, EDSR, NETWORKS, Network
 from bastion.types import DataSet
 
-STEPS = 100
+STEPS = 200
 
 
 @pytest.fixture(scope="session")
