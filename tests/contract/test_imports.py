@@ -46,7 +46,7 @@ ROOTS = {
 ARROWS: dict[str, set[str]] = {
     **{name: set() for name in ROOTS},
     "run": set(),
-    "models": set(),
+    "models": {"run"},  # a model in a run's folder must be of that run
     "data": set(),
     "deepaugment": set(),
     "acceleration": set(),

@@ -105,7 +105,8 @@ def test_what_is_no_more_like_itself_is_drawn_again(
     monkeypatch.setattr(generate, "MIN_SSIM", 0.5)
     drawn = [generator(x, group) for group in range(6)]
     attempts = torch.cat([attempt for _, attempt in drawn])
-    assert {0, 1} <= {*attempts.tolist()} and len({*drawn[0][1].tolist(), *drawn[1][1].tolist()}) > 1
+    assert {0, 1} <= {*attempts.tolist()}
+    assert any(len({*attempt.tolist()}) > 1 for _, attempt in drawn)  # within a group
     for made, attempt in drawn:
         assert (ssim(x, made)[attempt < ATTEMPTS] >= 0.5).all()
     monkeypatch.setattr(generate, "MIN_SSIM", 1.1)
