@@ -188,6 +188,7 @@ def _measured_by(facts: Facts) -> dict[str, str]:
     }
     origin = _origin(about.model_dump()) | {key: text for key, text in digests.items() if text}
     notes = {"preprocessing": about.preprocessing, "mixed": mixture(about), "left out": unreadable(about)}
+    notes["note"] = "; ".join(about.notes)
     return origin | {key: text for key, text in notes.items() if text}
 
 
