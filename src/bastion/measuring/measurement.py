@@ -150,6 +150,7 @@ class Measurement(_Part):
     # Several if versions, devices or machines are mixed.
     origins: tuple[Annotated[dict[str, Any], AfterValidator(_check_origin)], ...] = ()
     parameters: int | None = Field(None, ge=0, le=10**15)  # None: measured before they were counted
+    macs: int | None = Field(None, ge=0, le=10**18)  # multiply-accumulates per image; None: not known
     category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
     blocks: tuple[str, ...] = ()  # names of its residual blocks, where they are known
     summary: dict[str, Estimate] = {}  # `Facts.numbers`, so that leaderboards need not read facts

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from bastion import rng
 from bastion.errors import BastionError
 from bastion.measuring.find import function_path
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, MeasuredThreat, Measurement
@@ -16,7 +17,7 @@ from bastion.measuring.order import measured_positions
 from bastion.measuring.plan import Plan, suite_name
 from bastion.measuring.published import published
 from bastion.measuring.worker import Worker
-from bastion.models.complexity import parameters
+from bastion.models import complexity
 from bastion.models.load import is_function
 from bastion.registry import canonical
 from bastion.run import environment
@@ -39,7 +40,8 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         model=plan.name,
         weights=plan.identity.weights,
         source=function_path(given) if isinstance(given, str | Path) and is_function(given) else "",
-        parameters=parameters(model),
+        parameters=complexity.parameters(model),
+        macs=_macs(model, data.shape),
         category=getattr(model, "category", None) or "",
         blocks=_block_names(model),
         data=plan.identity.data,
@@ -59,6 +61,15 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         skipped=data.skipped,
         preprocessing=data.preprocessing,
     )
+
+
+def _macs(model: nn.Module, shape: tuple[int, int, int]) -> int | None:
+    """Return the multiply-accumulates per image; None for a network that does not run as they are counted."""
+    try:
+        with rng.preserved():
+            return complexity.macs(model, shape)
+    except Exception:  # a user's network may raise anything
+        return None
 
 
 def _notes(suite: Suite, data: DataSet) -> Iterator[str]:

@@ -43,12 +43,12 @@ def cost_table(table: SharedTable) -> CostTable:
 
 
 def _scalar(row: TableRow, name: str) -> str:
-    """Return a number of the study `complexity`; parameters also as counted by any measurement."""
+    """Return a number of the study `complexity`; parameters and MACs also as counted by any measurement."""
     for columns in row.facts.studies().values():
         if "macs" in columns and name in columns and math.isfinite(columns[name].item()):
             return _SCALARS[name][1](columns[name].item())
-    parameters = row.facts.about.parameters
-    return count(parameters) if name == "parameters" and parameters is not None else ""
+    counted = {"parameters": row.facts.about.parameters, "macs": row.facts.about.macs}.get(name)
+    return "" if counted is None else count(counted)
 
 
 def _total_seconds(row: TableRow) -> str:

@@ -670,6 +670,7 @@ def test_what_was_really_measured_is_listed(tmp_path: Path, tiny_model: Classifi
     ((board,), _) = read_boards(tmp_path)
     (entry,) = board.entries
     assert entry.parameters == sum(each.numel() for each in tiny_model.parameters())
+    assert facts.about.macs == 8 * 3 * 9 * 8 * 8 + 8 * 3  # its convolution and its last layer
     assert entry.doubts == {warning.code for warning in facts.warnings()}
     assert entry.numbers[board.columns[0].key] == facts.accuracies()["clean"]
 
