@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from bastion.errors import BastionError, Interrupted, did_you_mean
+from bastion.errors import BastionError, Interrupted, did_you_mean, printable
 from bastion.listing import KINDS, listed
 from bastion.progress import SafeConsole
 from bastion.progress import console as stderr
@@ -48,6 +49,21 @@ class Group(TyperGroup):
         if args[0] in ELSEWHERE and args[0] not in self.commands:
             ctx.fail(f"No such command '{args[0]}'. Did you mean 'bastion {ELSEWHERE[args[0]]}'?")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Words that were typed are part of the errors of the command line."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = printable(message)  # type: ignore[attr-defined]
+        raise
 
 
 def _plain_flags(parameters: Any) -> Any:
@@ -599,9 +615,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     stderr.print(f"warning: {message}", soft_wrap=True, markup=False)
 
 
-_OUT_OF_MEMORY = re.compile(
-    "out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE
-)  # torch's words
+# In torch's words.
+_OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
 
 
 def main() -> None:

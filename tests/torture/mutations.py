@@ -130,15 +130,20 @@ def mutate_structure(content: Any, draw: random.Random) -> Any:
             case 0 if len(parent) > 1:
                 del parent[key]
             case 1 if isinstance(parent, MutableMapping):
-                parent[draw.choice(("name", "depth", "model", "x", "\x1b[2J"))] = draw.choice(VALUES)
+                parent[draw.choice(("name", "depth", "model", "x", "\x1b[2J"))] = _value(draw)
             case 2:
                 parent[key] = [parent[key]] if draw.random() < 0.5 else {"name": parent[key]}
             case 3 if isinstance(parent[key], int | float) and not isinstance(parent[key], bool):
                 factor = draw.choice((-1, 2, 1000, 0.5) if abs(parent[key]) < 1e300 else (-1, 2))  # 0.5: as a float
                 parent[key] = parent[key] * factor + draw.choice((0, 1))
             case _:
-                parent[key] = draw.choice(VALUES)
+                parent[key] = _value(draw)
     return changed
+
+
+def _value(draw: random.Random) -> Any:
+    """Of its own, as later mutations may change it or put it into itself."""
+    return copy.deepcopy(draw.choice(VALUES))
 
 
 def _somewhere(content: Any, draw: random.Random) -> tuple[Any, Any]:

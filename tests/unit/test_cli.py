@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bastion import cli
-from bastion.errors import Interrupted
+from bastion.errors import Interrupted, printable
 from bastion.listing import KINDS
 from bastion.measuring.facts import read_measurements
 from bastion.run import open_run, version
@@ -183,6 +183,8 @@ def test_bad_input_gives_one_clear_line(bastion: Bastion, tmp_path: Path, comman
 def test_a_usage_error_is_code_2(bastion: Bastion) -> None:
     assert bastion("train").code == 2
     assert bastion("fly").code == 2
+    result = bastion("measure", "a", "\u202egpj")  # shown without what a terminal would obey
+    assert result.code == 2 and "\ufffdgpj" in result.stderr and printable(result.stderr) == result.stderr
 
 
 @pytest.mark.parametrize("command", ["attack", "evaluate"])
