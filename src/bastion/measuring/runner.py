@@ -163,6 +163,7 @@ def measure_shard(
     tasks = plan.worker.tasks(plan.order)
     mine = [task for task in tasks if (task.case + task.batch) % count == number - 1]
     _execute(plan, mine, Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget), workers)
+    _merge(plan.worker)
     return Shard(shard, len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks)))
 
 
@@ -248,9 +249,15 @@ def _write(plan: Plan, n: int, seconds: dict[str, float], *, changed: bool, merg
         raise BastionError(
             f"measure: the budget ended before {what}; what is done is stored: re-run the same command to go on"
         )
-    for case in worker.cases if merge else ():
-        worker.store(case).merge()
+    if merge:
+        _merge(worker)
     return write_measurement(plan.run, record(plan, n, seconds), changed=changed)
+
+
+def _merge(worker: Worker) -> None:
+    """Keep the number of files small; other processes may be writing theirs."""
+    for case in worker.cases:
+        worker.store(case).merge()
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.unit.measuring.test_runner import SUITE
 
-from bastion import BastionError
+from bastion import BastionError, storage
 from bastion.measuring.facts import read_measurements
 from bastion.measuring.intervals import wilson
 from bastion.measuring.order import NOTE, Doing, Limits, Pace, Tally, shuffled, surviving
@@ -167,8 +167,10 @@ def test_shards_together_are_the_whole(ask: Any, tiny_model: Classifier, tiny_da
 
 def test_every_shard_has_a_share_of_every_probe(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> None:
     measure_shard(tiny_model, tiny_data, SUITE, shard="1/2", folder=tmp_path / "run", batch_size=8)
-    stored = [path.parent for path in (tmp_path / "run" / "facts").rglob("*.safetensors")]
-    assert {stored.count(folder) for folder in set(stored)} == {2, 3}  # of five batches of two probes
+    files = list((tmp_path / "run" / "facts").rglob("*.safetensors"))
+    assert len({path.parent for path in files}) == len(files) == 2  # one for each probe
+    sizes = [len(storage.read_arrays(path)[0]["position"]) for path in files]
+    assert sorted(sizes) == [16, 24]  # of five batches of eight
 
 
 def test_a_study_is_finished_before_narrow_intervals_count(ask: Any) -> None:
