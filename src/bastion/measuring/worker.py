@@ -212,7 +212,8 @@ class Worker:
 
     def _pictured(self, number: int) -> Column | None:
         """Return the positions of stored pictures; None for a probe that seems to make none."""
-        nothing = np.zeros(0, np.int64) if getattr(self.built[number], "makes_pictures", False) else None
+        built = self.built[number]
+        nothing = np.zeros(0, np.int64) if isinstance(built, Probe) and built.makes_pictures else None
         return self._stores[number].stored([PICTURE + POSITION]).get(PICTURE + POSITION, nothing)
 
     def right(self, task: Task) -> Column | None:
