@@ -51,6 +51,7 @@ OFF: dict[str, Callable[[], None]] = {
     "freezing": lambda: setattr(acceleration, "frozen", lambda _: nullcontext()),
     "folding": lambda: setattr(copying, "_folded", copying._as_it_is),
     "channels-last": _plain_layout,
+    "onednn": lambda: setattr(copying, "use_onednn", lambda _: None),
     "batch-size": lambda: setattr(acceleration, "BATCH_SIZES", (16, 16)),
 }
 ALL = "everything"

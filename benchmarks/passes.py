@@ -64,7 +64,7 @@ def surest(model: Accelerated, count: int) -> Batch:
     """Of the first 100 test images."""
     batch = datasets.build("cifar10").test.batch(range(100))
     with torch.no_grad():
-        logits = model.given(batch.x)
+        logits = model.original(batch.x)
     sure = logits.softmax(1).gather(1, batch.y[:, None])[:, 0]
     return batch.select(sure.argsort(descending=True)[:count])
 
@@ -87,7 +87,7 @@ def count(model: Accelerated, case: Case, known: dict[str, tuple[int, int]]) -> 
         found = []
         images = surest(model, 4)
         for row in range(4 if several else 1):
-            with counted(model.given) as passes:
+            with counted(model.original) as passes:
                 probe(model, images.select(torch.tensor([row])), seed=0)
             found.append((passes.forwards, passes.backwards))
         known[key] = max(found, key=sum)

@@ -54,15 +54,15 @@ class Wrapped(Delegate):
     `training_step`: the attack is part of a training step, so the model may be in training mode.
     """
 
-    inner = "given"
-    given: nn.Module
+    inner = "original"
+    original: nn.Module
 
-    def __init__(self, given: nn.Module, *, training_step: bool = False) -> None:
-        super().__init__(given)
+    def __init__(self, original: nn.Module, *, training_step: bool = False) -> None:
+        super().__init__(original)
         self.training_step = training_step
 
     def forward(self, x: Tensor) -> Any:
-        return self.given(x)
+        return self.original(x)
 
 
 class Function(nn.Module):
@@ -102,7 +102,7 @@ def check_batch(model: nn.Module, batch: Batch, where: str) -> tuple[nn.Module, 
         raise BastionError(f"{where}: the model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
     if torch.is_inference_mode_enabled():
         raise BastionError(f"{where}: no attacks inside torch.inference_mode(), where all gradients are zero; leave it")
-    given, training_step = (model.given, model.training_step) if isinstance(model, Wrapped) else (model, False)
+    given, training_step = (model.original, model.training_step) if isinstance(model, Wrapped) else (model, False)
     if not training_step and any(map(_changes_in_training, given.modules())):
         warnings.warn(
             f"{where}: the model is in training mode, in which BatchNorm learns from the attack and dropout is random; "

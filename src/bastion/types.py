@@ -335,7 +335,7 @@ class Study:
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return 1
 
-    def plan(self, model: nn.Module, data: DataSet) -> str:
+    def cost(self, model: nn.Module, data: DataSet) -> str:
         """Describe the work of all parts, shown before the first; empty for a study of seconds."""
         return ""
 

@@ -37,17 +37,22 @@ class Form(NamedTuple):
 class Accelerated(Wrapped):
     """A model that attacks run by `logits`, `batch_size` images at a time, inside `with accelerated.ready(x):`.
 
-    Inside, parameters do not require gradients, unless the model itself computes gradients. Convolutional networks run
-    as a copy in channels-last format with BatchNorm folded into the convolutions; if no copy can be made, or if its
-    logits or gradients differ, the model itself runs. This depends only on the model and the image size, and is
-    prepared on first use; weights must not change afterwards.
+    Inside, parameters do not require gradients, unless the model itself computes gradients. Networks run as a copy in
+    channels-last format, with BatchNorm folded into the convolutions and linear layers by oneDNN; if no copy can be
+    made, or if its logits or gradients differ, the model itself runs. This depends only on the model and the image
+    size, and is prepared on first use; weights must not change afterwards.
     """
 
     def __init__(
-        self, given: nn.Module, *, enabled: bool = True, batch_size: int = PLAIN_BATCH_SIZE, training_step: bool = False
+        self,
+        original: nn.Module,
+        *,
+        enabled: bool = True,
+        batch_size: int = PLAIN_BATCH_SIZE,
+        training_step: bool = False,
     ) -> None:
-        super().__init__(given, training_step=training_step)
-        self.enabled, self.plain = enabled, Form(given, batch_size, freezes=False)
+        super().__init__(original, training_step=training_step)
+        self.enabled, self.plain = enabled, Form(original, batch_size, freezes=False)
         self.form = self.plain
         self.prepared: dict[tuple[Any, ...], Form] = {}  # by shape, type and device of the images
         self.rounding = 0.0  # rounding error of logits, relative to the largest
@@ -63,7 +68,7 @@ class Accelerated(Wrapped):
     @property
     def copied(self) -> bool:
         """Whether the network is a copy of the model as given."""
-        return self.network is not self.given
+        return self.network is not self.original
 
     @contextmanager
     def ready(self, x: Tensor) -> Iterator[Accelerated]:
@@ -73,16 +78,16 @@ class Accelerated(Wrapped):
             yield self
 
     def _form(self, x: Tensor) -> Form:
-        if self.training_step or any(part.training for part in self.given.modules()):
+        if self.training_step or any(part.training for part in self.original.modules()):
             # In train mode BatchNorm sees the batch: all of it runs at once, and never one image alone.
-            return Form(self.given, max(len(x), 1), freezes=True)
+            return Form(self.original, max(len(x), 1), freezes=True)
         if not self.enabled:
             return self.plain
         alike = x.shape[1:], x.dtype, x.device
         if alike not in self.prepared:
             # On noise instead of x, so that the form does not depend on the order in which workers measure batches.
             noise = rng.uniform(0, torch.arange(2), "acceleration", x.shape[1:], dtype=x.dtype).to(x.device)
-            self.prepared[alike] = _prepare(self.given, noise)
+            self.prepared[alike] = _prepare(self.original, noise)
         return self.prepared[alike]
 
     def logits(self, x: Tensor) -> Tensor:
@@ -97,8 +102,8 @@ class Accelerated(Wrapped):
     @property
     def runs_together(self) -> bool:
         """Whether every pass involves all training processes, so that all must make the same number of passes."""
-        shared = any(part.training and getattr(part, "together", False) for part in self.given.modules())
-        return self.training_step and (shared or any(is_sharded(each) for each in self.given.parameters()))
+        shared = any(part.training and getattr(part, "together", False) for part in self.original.modules())
+        return self.training_step and (shared or any(is_sharded(each) for each in self.original.parameters()))
 
 
 def accelerate(model: nn.Module, *, enabled: bool = True) -> Accelerated:
@@ -124,8 +129,8 @@ def _prepare(model: nn.Module, x: Tensor) -> Form:
         forward.logits(model, x[:1].detach().requires_grad_())
     if inside.found:  # saved tensors cannot be measured inside torch.func, which such a model may use
         return Form(model, BATCH_SIZES[0], freezes=False)
-    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    network = cheaper_copy(model, x) if convolves else model
+    has_layers = any(isinstance(module, nn.Conv2d | nn.Linear) for module in model.modules())
+    network = cheaper_copy(model, x) if has_layers else model
     with frozen(network):
         return Form(network, _batch_size(network, x[:1]), freezes=True)
 

@@ -1,4 +1,4 @@
-"""A copy of a convolutional network that computes the same function at less cost."""
+"""A copy of a network that computes the same function at less cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils._pytree import tree_leaves
 
 from bastion import forward, rng
+from bastion.acceleration.linear import use_onednn
 
 RELUS = (nn.ReLU, nn.functional.relu, torch.relu, "relu")
 SUMS = (operator.add, torch.add)
@@ -25,12 +26,14 @@ def is_coarse(logits: Tensor) -> bool:
 
 
 def cheaper_copy(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy in channels-last format with BatchNorm folded; the model itself if that fails or gives other results."""
+    """A frozen copy in channels-last format with BatchNorm folded and linear layers by oneDNN; the model itself if that
+    fails or gives other results."""
     if not _comparable(model, x):
         return model
     for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_folded, _as_it_is):
         try:
-            copied = prepare(_copy(model))
+            copied = prepare(_copy(model)).requires_grad_(False)
+            use_onednn(copied)
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if all(_agree(model, copied, some) for some in (x, x[:1])):
                 return copied

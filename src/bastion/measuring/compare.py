@@ -193,11 +193,12 @@ def _case_id(case: MeasuredCase) -> str:
 
 def _pair(model: str, label: str, first: Facts, other: Facts) -> tuple[Row, Changed]:
     index, ours, theirs = np.intersect1d(example_index(first, label), example_index(other, label), return_indices=True)
+    by_position = np.argsort(ours)
+    index, ours, theirs = index[by_position], ours[by_position], theirs[by_position]
     a, b = _column(first, label)[ours], _column(other, label)[theirs]
-    population = _stopped_within(first, other, len(a))
-    found = paired(a, b, population)
+    population, bounds = _stopped_within(first, other, len(a)), first.about.bounds(label)
+    found = paired(a, b, population, bounds)
     changes = Changed(index[found.gained], index[found.lost])
-    bounds = first.about.aggregates[label].bounds if label in first.about.aggregates else None
     accuracies = estimate_stopped(a, population, bounds), estimate_stopped(b, population, bounds)
     counts = len(changes.gained), len(changes.lost)
     return Row(model, label, len(a), *accuracies, found.difference, *counts, found.p), changes
@@ -233,7 +234,7 @@ def _notes(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], n:
     if population := _stopped_within(first, other, n):
         notes.append(
             f"{theirs}: measuring stopped early, so intervals are about all {population} examples and valid at any "
-            "stopping time, except those of means; no test is made"
+            "stopping time; no test is made"
         )
     rest = dict.fromkeys(label for facts in (first, other) for label in _comparable(facts) if label not in labels)
     if rest:

@@ -24,7 +24,7 @@ from bastion import forward, journal, rng
 from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import Verdict, is_adversarial, judge
-from bastion.data.given import ClassMap, as_data, images, labels
+from bastion.data.user_data import ClassMap, as_data, images, labels
 from bastion.errors import ELSEWHERE, BastionError, explain_unknown, shown
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts

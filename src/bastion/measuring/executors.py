@@ -33,7 +33,7 @@ from bastion import journal, torchrun
 from bastion.errors import BastionError, Interrupted
 from bastion.forward import Function
 from bastion.measuring.identity import identify, one_thread, read_identity
-from bastion.measuring.order import Doing
+from bastion.measuring.pace import Doing
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Job, Task, Worker, build_data, on_device
 from bastion.memory import keep_freed_memory

@@ -24,7 +24,7 @@ from bastion.measuring.measurement import PHASES, MeasuredCase, Measurement, is_
 from bastion.measuring.sampling import TwoPhase, estimate_stopped, two_phase
 from bastion.measuring.store import Column, FactStore
 from bastion.run import Run, first_mistake
-from bastion.suite import CORRECT, Role
+from bastion.suite import CORRECT, SHARES, Role
 
 SHARE = (0.0, 1.0)  # bounds of a share, such as that of the probes under which an example is right
 
@@ -171,10 +171,11 @@ class Facts:
         return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
 
     def estimate(self, column: Column, bounds: tuple[float, float] | None = None) -> Estimate:
-        """Return the mean with its interval; of a bool column, one that allows for measuring having stopped early.
+        """Return the mean with its interval: one that allows for measuring having stopped early, of a bool column and
+        of one within bounds, such as a share of probes.
 
-        `bounds`: what lies within them, such as a share of probes, has an interval within them. The column may be of
-        some of the examples, such as one class; its confidence sequence is then wider than it need be.
+        A bool column may be of some of the examples, such as one class; its confidence sequence is then wider than it
+        need be. Other columns are of all examples.
         """
         return estimate_stopped(column, self.about.population, bounds)
 
@@ -207,7 +208,7 @@ class Facts:
         return {name: self.aggregate(name) for name, each in self.about.aggregates.items() if not each.is_accuracy}
 
     def aggregate(self, name: str) -> Estimate:
-        return self.estimate(self.aggregate_column(name), self.about.aggregates[name].bounds)
+        return self.estimate(self.aggregate_column(name), self.about.bounds(name))
 
     def aggregate_column(self, name: str) -> Column:
         """Return (n,): the aggregate of each example, so that the interval allows for probes sharing examples.
@@ -249,17 +250,15 @@ class Facts:
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the mean of every other bool or float column, without sanity checks and studies."""
-        labels = {case.label for case in self.about.cases if case.kind == "probes"}
-        columns = {
-            name: self.columns[name]
-            for name in self.columns
-            if name.rpartition("/")[0] in labels and not name.endswith(f"/{CORRECT}") and not sanity.is_check(name)
-        }
-        return {
-            name: self.estimate(column)
-            for name, column in columns.items()
-            if column.dtype.kind in "bf" and column.ndim == 1
-        }
+        probes, found = {case.label: case for case in self.about.cases if case.kind == "probes"}, {}
+        for key in self.columns:
+            label, _, name = key.rpartition("/")
+            if label not in probes or name == CORRECT or sanity.is_check(key):
+                continue
+            column, is_share = self.columns[key], probes[label].kind_of(name) in SHARES
+            if column.dtype.kind in "bf" and column.ndim == 1:
+                found[key] = self.estimate(column, SHARE if is_share else None)
+        return found
 
     def studies(self) -> dict[str, dict[str, Column]]:
         """Return the arrays of studies by label and name; the first axis is the study's parts."""

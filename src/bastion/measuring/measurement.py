@@ -161,6 +161,10 @@ class Measurement(_Part):
     skipped: tuple[str, ...] = ()  # paths of the data set's pictures that could not be read, and are in no split
     preprocessing: str = ""  # of pictures of a folder, such as "224 pixels, crop 0.875, bicubic"
 
+    def bounds(self, label: str) -> tuple[float, float] | None:
+        """Return the bounds of an example's value in an aggregate; None if it has none, and for a probe."""
+        return self.aggregates[label].bounds if label in self.aggregates else None
+
     @property
     def identity(self) -> str:
         """The folder in `facts/` of this model on this data: the same for all cases."""

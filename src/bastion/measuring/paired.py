@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bastion.measuring.intervals import Estimate, binomial_tail, mean
-from bastion.measuring.sampling import confidence_sequence
+from bastion.measuring.sampling import confidence_sequence, estimate_stopped
 
 Column = np.ndarray[Any, Any]
 
@@ -23,11 +23,12 @@ class Paired(NamedTuple):
     p: float | None  # of McNemar's exact test; None for real values, and if measuring stopped early
 
 
-def paired(a: Column, b: Column, population: int | None = None) -> Paired:
+def paired(a: Column, b: Column, population: int | None = None, bounds: tuple[float, float] | None = None) -> Paired:
+    """Compare values in the order of positions; of a measurement that stopped early, with its population."""
     gained, lost = b > a, b < a
     tested = a.dtype == bool and population is None
     p = mcnemar(int(lost.sum()), int(gained.sum())) if tested else None
-    return Paired(paired_difference(a, b, population), gained, lost, p)
+    return Paired(paired_difference(a, b, population, bounds), gained, lost, p)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -36,13 +37,20 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * binomial_tail(max(only_a, only_b), changed, 0.5)) if changed else 1.0
 
 
-def paired_difference(a: Column, b: Column, population: int | None = None) -> Estimate:
+def paired_difference(
+    a: Column, b: Column, population: int | None = None, bounds: tuple[float, float] | None = None
+) -> Estimate:
     """Mean of b minus mean of a over the same examples: Tango's interval for bool columns, else Student's.
 
-    With a population, measuring stopped early, and these are its first examples in random order.
+    With a population, measuring stopped early, and these are its first examples in random order: columns that are bool,
+    or lie within bounds, get a confidence sequence.
     """
     if a.dtype != bool or b.dtype != bool:
-        return mean(b.astype(np.float64) - a.astype(np.float64))
+        difference = b.astype(np.float64) - a.astype(np.float64)
+        if population is None or bounds is None:
+            return mean(difference)
+        width = bounds[1] - bounds[0]
+        return estimate_stopped(difference, population, (-width, width))
     gained, lost = int((b & ~a).sum()), int((a & ~b).sum())
     return tango(gained, lost, len(a)) if population is None else difference_sequence(gained, lost, len(a), population)
 

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from bastion import storage
-from bastion.data.given import ClassMap, as_data
+from bastion.data.user_data import ClassMap, as_data
 from bastion.errors import BastionError
 from bastion.forward import device_of
 from bastion.measuring.convert import convert
 from bastion.measuring.executors import Launched
 from bastion.measuring.find import default_folder
 from bastion.measuring.identity import Identity, identify
-from bastion.measuring.order import Tally, shuffled
+from bastion.measuring.order import shuffled
+from bastion.measuring.stopping import Tally
 from bastion.measuring.store import POSITION, Column
 from bastion.measuring.worker import Job, Worker, build_data, check_fit, on_device
 from bastion.models.columns import num_outputs

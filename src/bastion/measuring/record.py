@@ -34,7 +34,7 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
         positions = examples if isinstance(built, Probe) else np.arange(worker.parts(case))
         cases.append(_case(worker, case, built, len(positions)))
         origins += [origin for origin in worker.store(case).origins(positions) if origin not in origins]
-    model, data, given = worker.model.given, worker.data(worker.cases[0]), plan.request.model
+    model, data, given = worker.model.original, worker.data(worker.cases[0]), plan.request.model
     return Measurement(
         **environment(worker.job.seed),
         model=plan.name,

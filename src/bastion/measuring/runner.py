@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from bastion import storage
-from bastion.data.given import ClassMap
+from bastion.data.user_data import ClassMap
 from bastion.errors import BastionError
 from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
 from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.guards import CHECKED, warn_if_normalised_input_is_expected
-from bastion.measuring.order import Doing, Limits, Pace, shortened, surviving
+from bastion.measuring.pace import Doing, Pace
 from bastion.measuring.plan import (
     BATCH_SIZE,
     PICTURES,
@@ -36,6 +36,7 @@ from bastion.measuring.plan import (
     suite_name,
 )
 from bastion.measuring.record import record
+from bastion.measuring.stopping import Limits, shortened, surviving
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Task, Worker
 from bastion.progress import bar, console
@@ -188,7 +189,7 @@ def _execute(
         _print_study_costs(worker, todo)
         if todo:
             first = plan.split.batch(range(min(CHECKED, len(plan.split))))
-            warn_if_normalised_input_is_expected(worker.model.given, first)
+            warn_if_normalised_input_is_expected(worker.model.original, first)
     name = shortened(suite_name(plan.request.suite), NAME_LENGTH)
     with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=silent) as advance:
 
@@ -225,7 +226,7 @@ def _print_study_costs(worker: Worker, todo: list[Task]) -> None:
     """At a terminal, say what the studies that are not finished will take."""
     for number in dict.fromkeys(task.case for task in todo) if console.is_terminal else ():
         case, built = worker.cases[number], worker.built[number]
-        cost = built.plan(worker.model_for(case).given, worker.data(case)) if isinstance(built, Study) else ""
+        cost = built.cost(worker.model_for(case).original, worker.data(case)) if isinstance(built, Study) else ""
         if cost:
             left = sum(task.case == number for task in todo)
             console.print(f"{case.label}: {cost}; {left} of {worker.parts(case)} parts to do", markup=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, bounded_mean, estimate, log_choose, log_factorials, wilson
+from bastion.measuring.order import shuffled
 
 Column = np.ndarray[Any, Any]
 
@@ -38,17 +39,70 @@ def confidence_sequence(successes: int, n: int, population: int, level: float = 
     return _share(successes, n, int(inside[0]), int(inside[-1]), population)
 
 
-def estimate_stopped(values: Column, population: int | None, bounds: tuple[float, float] | None = None) -> Estimate:
-    """Mean of a column of a measurement that stopped early, after the first of `population` examples.
+def mean_sequence(
+    values: Column, population: int, low: float = 0.0, high: float = 1.0, level: float = 0.95
+) -> Estimate:
+    """Mean over a split of `population` examples, from the first ones in random order: valid at any stopping time.
 
-    A bool column gets a confidence sequence, other columns the ordinary interval; so does all if population is None.
-    What lies within bounds, such as a share of probes, has an interval within them.
+    The values, in this order, lie in [low, high]. The hedged bets of Waudby-Smith and Ramdas 2023 ("Estimating means of
+    bounded random variables by betting"), without replacement: if m were the mean, the next value would be the mean of
+    what is left, on average, and no capital that bets on more or on less than that could grow 2 / (1 - level) times.
     """
-    if values.dtype != bool:
-        return estimate(values) if bounds is None else bounded_mean(values, *bounds)
-    if population is None:
+    unit = (values.astype(np.float64) - low) / (high - low)
+    _check("mean_sequence", 0, len(unit), population)
+    bets = _bets(unit, level)
+    least, most = _least_mean(unit, bets, population, level), 1 - _least_mean(1 - unit, bets, population, level)
+    value = float(unit.mean()) if len(unit) else math.nan
+    ends = min(least, value), max(most, value)  # in one of twenty measurements all means may be refuted
+    value, least, most = (low + (high - low) * each for each in (value, *ends))
+    return Estimate(value, least, most, len(unit))
+
+
+def _bets(unit: Column, level: float) -> Column:
+    """Return for each value what is bet on it, a function of those before it (Eq. 26 of that paper)."""
+    counts = np.arange(1, len(unit) + 1)
+    means = (0.5 + np.cumsum(unit)) / (counts + 1)
+    variances = (0.25 + np.cumsum((unit - means) ** 2)) / (counts + 1)
+    before = np.concatenate([[0.25], variances])[: len(unit)]
+    bets: Column = np.sqrt(2 * math.log(2 / (1 - level)) / (before * counts * np.log1p(counts)))
+    return bets
+
+
+def _least_mean(unit: Column, bets: Column, population: int, level: float) -> float:
+    """Return the smallest mean at which the capital that bets on more stays small: it falls as the mean grows."""
+    before = np.concatenate([[0.0], np.cumsum(unit)])
+    left = population - np.arange(len(unit))
+
+    def is_refuted(mean: float) -> bool:
+        expected = ((population * mean - before[:-1]) / left).clip(0, 1)
+        bet = np.minimum(bets, 0.5 / np.maximum(expected, 1e-12))  # at most half of the capital
+        return bool(np.log1p(bet * (unit - expected)).cumsum().max(initial=0.0) >= math.log(2 / (1 - level)))
+
+    least, most = before[-1] / population, (before[-1] + population - len(unit)) / population
+    if not is_refuted(least):
+        return float(least)
+    while least < (middle := (least + most) / 2) < most:
+        least, most = (middle, most) if is_refuted(middle) else (least, middle)
+    return float(least)
+
+
+def estimate_stopped(values: Column, population: int | None, bounds: tuple[float, float] | None = None) -> Estimate:
+    """Mean of a column, in the order of positions, of a measurement that stopped after the first of `population`.
+
+    A bool column, and one that lies within bounds, such as a share of probes, get a confidence sequence, others the
+    ordinary interval; so does all if population is None.
+    """
+    if values.dtype == bool:
+        if population is None:
+            return estimate(values)
+        return confidence_sequence(int(values.sum()), len(values), population)
+    if bounds is None:
         return estimate(values)
-    return confidence_sequence(int(values.sum()), len(values), population)
+    if population is None:
+        return bounded_mean(values, *bounds)
+    order = shuffled(population)[: len(values)]
+    in_order = values[np.argsort(np.argsort(order))]
+    return mean_sequence(in_order[np.isfinite(in_order)], population, *bounds)
 
 
 def share_lost(lost: int, sample: int, population: int, level: float = 0.95) -> Estimate:

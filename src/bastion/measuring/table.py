@@ -151,9 +151,9 @@ def stopped(facts: Facts) -> str:
     if facts.about.population is None:
         return ""
     return (
-        f"stopped after {facts.n} of {facts.about.population} examples in random order; intervals of accuracies and "
-        "worst cases are about all of them, and valid at any stopping time; those of means and two-phase estimates are "
-        "ordinary intervals"
+        f"stopped after {facts.n} of {facts.about.population} examples in random order; intervals of accuracies, "
+        "error rates and other shares are about all of them, and valid at any stopping time; those of two-phase "
+        "estimates and other numbers are ordinary intervals"
     )
 
 

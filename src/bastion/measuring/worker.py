@@ -165,7 +165,7 @@ class Worker:
     def parts(self, case: Case) -> int:
         """Return the number of parts of a study, 0 for a probe."""
         built = self.built[self.cases.index(case)]
-        return max(1, built.parts(self.model_for(case).given, self.data(case))) if isinstance(built, Study) else 0
+        return max(1, built.parts(self.model_for(case).original, self.data(case))) if isinstance(built, Study) else 0
 
     def tasks(self, order: Column) -> list[Task]:
         """Return all tasks: studies first, then the batches in order, each with all probes.
@@ -232,7 +232,7 @@ class Worker:
             if isinstance(built, Probe):
                 facts, pictures = self._probe(case, built, positions)
             else:
-                arrays = built(model.given, self.data(case), positions[0], seed=self.job.seed)
+                arrays = built(model.original, self.data(case), positions[0], seed=self.job.seed)
                 if wrong := [name for name in arrays if name in RESERVED or name.startswith(PICTURE)]:
                     raise BastionError(f"study '{case.label}': '{wrong[0]}' is a name that bastion uses itself")
                 facts, pictures = {name: torch.as_tensor(value)[None] for name, value in arrays.items()}, {}

@@ -56,7 +56,7 @@ def take_columns(model: nn.Module, count: int, columns: tuple[int, ...], what: s
 
 def columns_of(model: nn.Module) -> tuple[int, ...] | None:
     """The outputs that a model was restricted to by `take_columns`; None: all."""
-    given = model.given if isinstance(model, Wrapped) else model
+    given = model.original if isinstance(model, Wrapped) else model
     return given.columns if isinstance(given, ChosenClasses) else None
 
 

@@ -56,7 +56,8 @@ def differences(table: SharedTable) -> list[Difference]:
 
 def _paired(one: TableRow, other: TableRow, label: str) -> Paired:
     a, b = per_example(one.facts, label), per_example(other.facts, label)
-    return paired(a, b, one.facts.about.population)  # the same for all rows of a table
+    about = one.facts.about  # population and aggregates are the same for all rows of a table
+    return paired(a, b, about.population, about.bounds(label))
 
 
 def is_significant(difference: Estimate) -> bool:

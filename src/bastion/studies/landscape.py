@@ -60,7 +60,7 @@ class Landscape(LossStudy):
     def parts(self, model: nn.Module, data: DataSet) -> int:
         return self.points
 
-    def plan(self, model: nn.Module, data: DataSet) -> str:
+    def cost(self, model: nn.Module, data: DataSet) -> str:
         points = self.points**self.dimensions
         told = f"{points} points × {self.n} images"
         if (passes := self.attack_passes(model, data)) is None:

@@ -64,7 +64,7 @@ class Sharpness(LossStudy):
                 f"iterations: {self.eigenvalues} eigenvalues take more than as many products, got {self.iterations}"
             )
 
-    def plan(self, model: nn.Module, data: DataSet) -> str:
+    def cost(self, model: nn.Module, data: DataSet) -> str:
         products = self.iterations + self.probes
         told = (
             f"{self.n} images, {self.steps} gradients and up to {products} products of the Hessian, which cost about "

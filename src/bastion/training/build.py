@@ -10,20 +10,20 @@ from bastion.models import Classifier, checkpoint
 from bastion.models import models as model_families
 from bastion.recipe import Normalisation, Recipe
 from bastion.settings import check_arguments
-from bastion.training.given import Given
 from bastion.training.objectives import objectives
+from bastion.training.user_objects import UserObjects
 from bastion.types import DataSet, Objective, TrainingContext
 
-NOTHING = Given()
+NOTHING = UserObjects()
 
 
-def build_objective(recipe: Recipe, given: Given = NOTHING) -> Objective:
+def build_objective(recipe: Recipe, objects: UserObjects = NOTHING) -> Objective:
     """The objective of a recipe; all else that the recipe names is checked too, before anything is loaded."""
-    if given.data is None:
+    if objects.data is None:
         datasets.check(recipe.data.plain(), "data")
     for number, extra in enumerate(recipe.extra):
         datasets.check(extra.data.plain(), f"extra.{number}.data")
-    if given.model is None:
+    if objects.model is None:
         model_families.check(recipe.model.plain(), "model")
     objective = objectives.build(recipe.objective.plain(), "objective")
     if recipe.validate_.attack is not None:

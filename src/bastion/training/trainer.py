@@ -36,7 +36,6 @@ from bastion.signals import StopRequest, stoppable
 from bastion.training.build import NOTHING, build_model, build_objective, set_up_objective
 from bastion.training.checkpoints import restore_checkpoint, save_checkpoint
 from bastion.training.distributed import Processes, join_processes, launcher
-from bastion.training.given import Given, Name, recipe_for, setting_of_the_recipe
 from bastion.training.log import Log, note
 from bastion.training.loggers import loggers
 from bastion.training.loss import StepLoss, concatenated, mean_losses
@@ -45,6 +44,7 @@ from bastion.training.perturb import perturbed, quiet_norms
 from bastion.training.schedules import set_rate
 from bastion.training.selection import Selection
 from bastion.training.sync_batchnorm import convert_batchnorms
+from bastion.training.user_objects import Name, UserObjects, recipe_for, setting_of_the_recipe
 from bastion.types import Batch, DataSet, Losses, Objective, Prepared, Split, TrainingContext
 
 HASHED = 10_000  # images of a split, so that those of other trainings are noticed
@@ -70,20 +70,20 @@ def train(
     `data` is `(x, y)`, a torch Dataset or DataLoader, some of whose images are held out to validate with, or a name.
     """
     parts: dict[str, Any] = {"model": model, "data": data, "objective": objective, "epochs": epochs}
-    chosen, given = recipe_for(recipe, changes, **parts)
+    chosen, objects = recipe_for(recipe, changes, **parts)
     run = Run(Path(folder) if folder else Path("runs") / f"{_name(recipe, model)}-{chosen.hash()[:8]}")
-    before = None if given.model is None else given.model.mean.device
+    before = None if objects.model is None else objects.model.mean.device
     with join_processes(best_device(device)) as processes, ExitStack() as stack:
-        trainer = Trainer(chosen, run, processes, given)  # builds and checks everything, writes nothing
+        trainer = Trainer(chosen, run, processes, objects)  # builds and checks everything, writes nothing
         processes.on_main(lambda: _claim(run, chosen, resume, stack))
         with stoppable() as stop:
             trainer.start()
             trainer.fit(stop)
-        if given.model is not None:
+        if objects.model is not None:
             processes.barrier()
-            kept = checkpoint.load(run.model, given.model.network if given.is_own else None)
-            given.model.load_state_dict(kept.state_dict())
-            given.model.to(before).eval()
+            kept = checkpoint.load(run.model, objects.model.network if objects.is_own else None)
+            objects.model.load_state_dict(kept.state_dict())
+            objects.model.to(before).eval()
     return run
 
 
@@ -117,8 +117,8 @@ def _digest(splits: Iterable[Split]) -> str:
 class Trainer:
     """The parts of a training run, and the loop."""
 
-    def __init__(self, recipe: Recipe, run: Run, processes: Processes, given: Given = NOTHING) -> None:
-        self.recipe, self.run, self.processes, self.given = recipe, run, processes, given
+    def __init__(self, recipe: Recipe, run: Run, processes: Processes, objects: UserObjects = NOTHING) -> None:
+        self.recipe, self.run, self.processes, self.objects = recipe, run, processes, objects
         self.device = processes.device
         share = processes.share(recipe.batch)
         if share % recipe.accumulate:
@@ -127,12 +127,12 @@ class Trainer:
             )
         if recipe.init and not storage.files(run.checkpoints, "*.safetensors"):
             locate(recipe.init.from_)
-        self.objective = build_objective(recipe, given)
-        self.data: DataSet = given.data or datasets.build(recipe.data.plain(), "data")
+        self.objective = build_objective(recipe, objects)
+        self.data: DataSet = objects.data or datasets.build(recipe.data.plain(), "data")
         extra = build_extra(recipe.extra, self.data)
         split = limited(self.data.train, recipe.train_limit)
         self.pool = Pool(split, [(each.train, said.share) for each, said in zip(extra, recipe.extra, strict=True)])
-        self.model = (given.model or build_model(recipe, self.data)).to(self.device)
+        self.model = (objects.model or build_model(recipe, self.data)).to(self.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         set_up_objective(self.objective, TrainingContext(self.model, self.data, recipe))
@@ -168,7 +168,7 @@ class Trainer:
             "optimizer.perturb": self.recipe.optimizer.perturb,
             "optimizer.l1": self.recipe.optimizer.l1,
             "an objective with networks of its own": self.objective.networks is not None,
-            "a network that was given as an object": self.given.model is not None,
+            "a network that was given as an object": self.objects.model is not None,
         }
         if wrong := [name for name, value in asked.items() if value]:
             raise BastionError(f"parallel: fsdp does not go with {' and '.join(wrong)}; leave it out, or use ddp")

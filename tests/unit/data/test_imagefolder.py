@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from bastion.data import datasets
-from bastion.data.given import as_data
 from bastion.data.imagefolder import list_pictures
 from bastion.data.picture import read_picture
+from bastion.data.user_data import as_data
 from bastion.errors import BastionError
 from bastion.types import DataSet, Split
 

@@ -22,7 +22,7 @@ from bastion.measuring.intervals import mean, wilson
 from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measurement
 from bastion.measuring.order import shuffled
 from bastion.measuring.paired import difference_sequence, mcnemar, tango
-from bastion.measuring.sampling import confidence_sequence
+from bastion.measuring.sampling import confidence_sequence, mean_sequence
 from bastion.measuring.store import FactStore
 from bastion.run import create_run, environment
 
@@ -104,6 +104,21 @@ def test_a_mean_of_probes_has_a_paired_normal_interval_and_no_mcnemar_test(measu
     row = compare_facts([a, b]).rows[-1]
     assert (row.label, row.p) == ("mean", None)
     assert row.difference == mean(columns[1].mean(0) - columns[0].mean(0))
+
+
+def test_a_mean_of_probes_that_stopped_early_has_a_sequence_in_the_order_of_measuring(measured: Measured) -> None:
+    draw, order = np.random.default_rng(0), shuffled(200)[:80]
+    columns = [draw.random((2, 200)) < share for share in (0.4, 0.7)]
+    runs = []
+    for name, (clean, pgd) in zip("ab", columns, strict=True):
+        picked = np.sort(order)
+        facts = measured(name, clean=clean[picked], pgd=pgd[picked], index=199 - picked, aggregates=MEAN)
+        runs.append(Facts(facts.run, facts.about.model_copy(update={"population": 200}), facts.columns))
+    row = compare_facts(runs).rows[-1]
+    a, b = (each.mean(0) for each in columns)
+    assert row.difference == mean_sequence((b - a)[order], 200, -1, 1)
+    assert row.accuracy == runs[1].aggregate("mean") == mean_sequence(b[order], 200)
+    assert row.difference.low <= b.mean() - a.mean() <= row.difference.high
 
 
 def stopped(measured: Measured, name: str, column: np.ndarray, n: int) -> Facts:

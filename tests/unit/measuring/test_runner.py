@@ -31,7 +31,7 @@ from bastion.errors import Interrupted
 from bastion.measuring import executors, plan
 from bastion.measuring.evaluate import attack_suite
 from bastion.measuring.facts import read_measurements
-from bastion.measuring.order import Doing, Pace
+from bastion.measuring.pace import Doing, Pace
 from bastion.measuring.plan import Request, make_plan
 from bastion.measuring.runner import measure
 from bastion.measuring.worker import Task, Worker, on_device

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from bastion.errors import BastionError
-from bastion.measuring.intervals import Estimate, clopper_pearson, wilson
-from bastion.measuring.sampling import confidence_sequence, sample_size, share_lost, two_phase
+from bastion.measuring.intervals import Estimate, bounded_mean, clopper_pearson, wilson
+from bastion.measuring.sampling import confidence_sequence, mean_sequence, sample_size, share_lost, two_phase
 
 N = 60
 Interval = Callable[[int, int], Estimate]
@@ -136,6 +136,62 @@ def test_the_sequence_is_wider_than_an_interval_at_an_n_fixed_beforehand() -> No
     sequence, fixed = confidence_sequence(535, 1000, 10_000), clopper_pearson(535, 1000)
     assert sequence.low < fixed.low < 0.535 < fixed.high < sequence.high
     assert 1.5 < (sequence.high - sequence.low) / (fixed.high - fixed.low) < 2.5
+
+
+SPLITS: dict[str, tuple[np.ndarray, tuple[float, float]]] = {
+    "accuracies over 15 corruptions": (np.random.default_rng(1).binomial(15, 0.6, 1000) / 15, (0, 1)),
+    "mostly right": (np.where(np.arange(1000) < 950, 1.0, np.random.default_rng(2).random(1000)), (0, 1)),
+    "weighted errors": (np.random.default_rng(3).beta(0.3, 0.6, 1000) * 1.7, (0, 1.7)),
+    "differences": (np.random.default_rng(4).integers(-2, 3, 1000) / 2, (-1, 1)),
+}
+
+
+def test_the_sequence_of_a_mean_covers_at_every_look_and_ordinary_intervals_do_not() -> None:
+    draws, looks, ordinary = 60, range(20, 1001, 35), 0
+    for split, bounds in SPLITS.values():
+        draw, truth, missed = np.random.default_rng(0), split.mean(), 0
+        for _ in range(draws):
+            values = draw.permutation(split)
+            found = [mean_sequence(values[:n], 1000, *bounds) for n in looks]
+            assert all(e.low <= e.value <= e.high for e in found)
+            missed += any(not e.low - 1e-9 <= truth <= e.high + 1e-9 for e in found)
+            fixed = [bounded_mean(values[:n], *bounds) for n in looks]
+            ordinary += any(not e.low <= truth <= e.high for e in fixed)
+        assert missed <= 0.05 * draws
+    assert ordinary > 0.08 * draws * len(SPLITS)
+
+
+def test_the_sequence_of_a_mean_keeps_the_means_against_which_no_bet_has_won() -> None:
+    """The capital of each mean on a grid, value by value."""
+    values, population = np.random.default_rng(5).random(30), 50
+
+    def refuted(mean: float, values: np.ndarray) -> bool:
+        capital, spread, variance, total = 1.0, 0.25, 0.25, 0.0
+        for i, value in enumerate(values, 1):
+            expected = min(max((population * mean - total) / (population - i + 1), 0.0), 1.0)
+            bet = math.sqrt(2 * math.log(2 / 0.05) / (variance * i * math.log(1 + i)))
+            capital *= 1 + min(bet, 0.5 / max(expected, 1e-12)) * (value - expected)
+            if capital >= 2 / 0.05:
+                return True
+            total += value
+            centre = (0.5 + total) / (i + 1)
+            spread += (value - centre) ** 2
+            variance = spread / (i + 1)
+        return False
+
+    e = mean_sequence(values, population)
+    grid = np.linspace(values.sum() / population, (values.sum() + 20) / population, 2001)
+    inside = [mean for mean in grid if not refuted(mean, values) and not refuted(1 - mean, 1 - values)]
+    assert inside[0] == pytest.approx(e.low, abs=3e-4)
+    assert inside[-1] == pytest.approx(e.high, abs=3e-4)
+
+
+def test_the_sequence_of_a_mean_begins_with_its_bounds_and_ends_with_the_truth() -> None:
+    assert mean_sequence(np.zeros(0), 100, -1, 2)[1:] == (-1.0, 2.0, 0)
+    values = np.random.default_rng(0).random(1000)
+    assert mean_sequence(values, 1000)[:3] == pytest.approx((values.mean(),) * 3)
+    constant = mean_sequence(np.ones(500), 1000)
+    assert constant.low > 0.95 and constant.high == 1
 
 
 def test_the_share_that_is_lost_is_covered_in_every_small_population() -> None:

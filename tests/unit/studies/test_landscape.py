@@ -160,9 +160,9 @@ def test_it_is_measured_row_by_row(tiny_model: Classifier, tiny_data: DataSet, t
 
 
 def test_the_plan_counts_passes(tiny_model: Classifier, tiny_data: DataSet) -> None:
-    assert Landscape(n=48).plan(tiny_model, tiny_data) == "441 points × 48 images = 21,168 forward passes"
+    assert Landscape(n=48).cost(tiny_model, tiny_data) == "441 points × 48 images = 21,168 forward passes"
     attacked = Landscape(points=3, n=10, threat=Threat("linf", 0.1), attack=fgsm())
-    assert attacked.plan(tiny_model, tiny_data).endswith("about 360 forward and 90 backward passes")
+    assert attacked.cost(tiny_model, tiny_data).endswith("about 360 forward and 90 backward passes")
 
 
 def test_the_plan_is_told_at_a_terminal_before_the_first_part(

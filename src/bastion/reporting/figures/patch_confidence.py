@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from bastion.measuring.facts import SHARE
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
@@ -44,7 +45,7 @@ def _names(case: MeasuredCase) -> dict[str, str]:
 
 
 def _estimate(row: TableRow, case: MeasuredCase, change: str) -> Estimate:
-    return row.facts.estimate(fact(row, case, f"{change}_confidence"))
+    return row.facts.estimate(fact(row, case, f"{change}_confidence"), SHARE)
 
 
 def _bars(table: SharedTable, case: MeasuredCase, key: str) -> Markup:

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from bastion.data import datasets
-from bastion.data.given import as_data
 from bastion.data.split import train_val_split
+from bastion.data.user_data import as_data
 from bastion.errors import BastionError, shown
 from bastion.models import Classifier
 from bastion.models.checkpoint import OWN
@@ -28,7 +28,7 @@ Name = str | Mapping[str, Any]  # of a plug-in, perhaps with settings
 
 
 @dataclass(frozen=True)
-class Given:
+class UserObjects:
     """What was given as an object; the recipe can only say which."""
 
     model: Classifier | None = None
@@ -48,7 +48,7 @@ def recipe_for(
     data: Any,
     objective: Objective | Name | None,
     epochs: int | None,
-) -> tuple[Recipe, Given]:
+) -> tuple[Recipe, UserObjects]:
     """The recipe with these in place of its own; without one, bastion's defaults, but images are not augmented."""
     if isinstance(recipe, nn.Module):
         raise BastionError("train: give a network as model=…, with data=…")
@@ -56,7 +56,7 @@ def recipe_for(
     if isinstance(recipe, Recipe):
         if changes or any(part is not None for part in parts.values()):
             raise BastionError("train: `changes` and parts are not for a Recipe object; pass its name or a mapping")
-        return recipe, Given()
+        return recipe, UserObjects()
     if recipe is None and (model is None or data is None):
         raise BastionError("train: give the name of a recipe (see `bastion list recipes`), or model=… and data=…")
     own_data, own_model, said = _data(data, model), None, dict[str, Any]()
@@ -81,8 +81,8 @@ def recipe_for(
         said["augment"] = {"crop": "none", "hflip": 0}
     if recipe is None and isinstance(own_data, DataSet):
         said["batch"] = min(Recipe.model_fields["batch"].default, max(len(own_data.train), 1))
-    given = Given(own_model, own_data if isinstance(own_data, DataSet) else None)
-    return load_recipe({} if recipe is None else recipe, changes, said), given
+    objects = UserObjects(own_model, own_data if isinstance(own_data, DataSet) else None)
+    return load_recipe({} if recipe is None else recipe, changes, said), objects
 
 
 def setting_of_the_recipe(name: str, value: object) -> str:
