@@ -49,7 +49,7 @@ def _plain_layout() -> None:
 
 OFF: dict[str, Callable[[], None]] = {
     "freezing": lambda: setattr(acceleration, "frozen", lambda _: nullcontext()),
-    "folding": lambda: setattr(copying, "_folded", copying._as_it_is),
+    "folding": lambda: setattr(copying, "_folded", lambda module: module),
     "channels-last": _plain_layout,
     "onednn": lambda: setattr(copying, "use_onednn", lambda _: None),
     "batch-size": lambda: setattr(acceleration, "BATCH_SIZES", (16, 16)),

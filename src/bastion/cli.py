@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
@@ -85,11 +86,15 @@ app.add_typer(data_app, name="data")
 stdout = SafeConsole(highlight=False)
 
 
+def _say(text: str | Text, to: Console | None = None) -> None:
+    (to or stdout).print(text, soft_wrap=True, markup=False)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from bastion.run import version
 
-        stdout.print(f"bastion {version('bastion')}")
+        _say(f"bastion {version('bastion')}")
         raise typer.Exit
 
 
@@ -158,11 +163,7 @@ def train(
     finished = train_recipe(recipe, changes=changes, folder=run, resume=resume, device=device)
     if os.environ.get("RANK", "0") != "0":  # only the first process prints
         return
-    stdout.print(
-        f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo",
-        soft_wrap=True,
-        markup=False,
-    )
+    _say(f"trained: {finished.folder}\nnext: bastion measure {finished.folder} --suite demo")
 
 
 STOP, RUNNING = "How many examples", "How it runs"  # panels of the help
@@ -301,16 +302,16 @@ def measure(
     if shard is None:
         facts = measure_model(model, data, wanted, until=until, **how)
         if os.environ.get("RANK", "0") == "0":  # only the first process prints
-            stdout.print(warnings_in_yellow(facts.table()), soft_wrap=True)
+            _say(notes_in_yellow(facts.table()))
             if until is not None and (note := until_the_end(facts, until)):
-                stdout.print(f"note: {note}", soft_wrap=True, markup=False)
+                _say(f"note: {note}")
             where = facts.run.folder
-            stdout.print(f"facts: {where}; a page about them: bastion report {where}", soft_wrap=True, markup=False)
+            _say(f"facts: {where}; a page about them: bastion report {where}")
             if export:
                 facts.export(export)
-                stdout.print(f"adversarial examples: {export}", soft_wrap=True, markup=False)
+                _say(f"adversarial examples: {export}")
         return
-    stdout.print(str(measure_shard(model, data, wanted, shard=shard, **how)), soft_wrap=True, markup=False)
+    _say(str(measure_shard(model, data, wanted, shard=shard, **how)))
 
 
 def _wanted_suite(
@@ -342,26 +343,9 @@ def compare(
     ] = None,
 ) -> None:
     """Compare measured models on the same examples: differences with intervals, and what changed each way."""
-    from bastion.measuring.compare import COLUMNS, LEGEND
     from bastion.measuring.compare import compare as compare_models
 
-    comparison = compare_models(*models, suite=suite)
-    if not stdout.is_terminal:
-        stdout.print(comparison.table(), soft_wrap=True, markup=False)
-        return
-    for model in comparison.models:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        table.add_column()
-        for name in COLUMNS:
-            table.add_column(name, justify="right", no_wrap=True)
-        for cells in comparison.cells(model):
-            table.add_row(*map(Text, cells))
-        stdout.print(comparison.title(model), markup=False)
-        stdout.print(table)
-        stdout.print()
-    stdout.print(Text(LEGEND, style="dim"))
-    for note in comparison.notes:
-        stdout.print(Text(f"note: {note}", style="yellow"))
+    _say(notes_in_yellow(compare_models(*models, suite=suite).table()))
 
 
 @app.command(cls=Command)
@@ -377,7 +361,7 @@ def report(
     """Write one self-contained HTML page about one or more runs."""
     from bastion.reporting.html import report as write_report
 
-    stdout.print(f"report: {write_report(runs, output)}", soft_wrap=True, markup=False)
+    _say(f"report: {write_report(runs, output)}")
 
 
 @app.command(cls=Command)
@@ -409,7 +393,7 @@ def leaderboard(
 
     boards, problems = write_leaderboard(folder, output, over=over, pair=pair, published=published)
     for problem in problems:
-        stderr.print(f"warning: left out: {problem}", soft_wrap=True, markup=False)
+        _say(f"warning: left out: {problem}", stderr)
     count = sum(len(board.entries) for board in boards)
     lines = [f"leaderboard: {output} ({count} models)"]
     if csv:
@@ -417,7 +401,7 @@ def leaderboard(
         lines.append(f"csv: {csv}")
     if robustbench:
         lines.append(f"robustbench: {len(write_robustbench(boards, robustbench))} files in {robustbench}")
-    stdout.print("\n".join(lines), soft_wrap=True, markup=False)
+    _say("\n".join(lines))
 
 
 @app.command(cls=Command)
@@ -439,7 +423,7 @@ def show(
     """Show what something is: an attack's settings, a suite's probes, a recipe and its cost, a model, a run."""
     from bastion import show as display
 
-    stdout.print(display.describe(target, tuple(change or ()), timed=timed), soft_wrap=True, markup=False)
+    _say(display.describe(target, tuple(change or ()), timed=timed))
 
 
 @app.command("list", cls=Command)
@@ -466,7 +450,7 @@ def list_(
     if not stdout.is_terminal:  # one line each, for other programs
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-        stdout.print("\n".join(map(str.rstrip, lines)), soft_wrap=True, markup=False)
+        _say("\n".join(map(str.rstrip, lines)))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
@@ -490,7 +474,7 @@ def schema(
     for kind, content in schemas().items():
         path = folder / f"{kind}.schema.json"
         storage.write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        stdout.print(f"# yaml-language-server: $schema={path}", soft_wrap=True, markup=False)
+        _say(f"# yaml-language-server: $schema={path}")
 
 
 @app.command("import", cls=Command)
@@ -536,9 +520,7 @@ def import_(
     spec = {"name": model, **parse_changes(change or ())}
     done = import_checkpoint.import_file(file, spec, ema=ema, normalize=stats, match=match)
     checkpoint.save(done.model, folder, done.about(file))
-    stdout.print(
-        f"{done}\nimported: {folder}\nnext: bastion measure {folder} --suite demo", soft_wrap=True, markup=False
-    )
+    _say(f"{done}\nimported: {folder}\nnext: bastion measure {folder} --suite demo")
 
 
 @data_app.command("get", cls=Command)
@@ -554,7 +536,7 @@ def data_get(
     datasets.names()  # finds the modules that know how to get data
     if name not in acquirers:
         raise BastionError(f"data get: nothing to get for '{name}'{did_you_mean(name, acquirers)}")
-    stdout.print(f"{name}: {acquirers[name](source)}", soft_wrap=True, markup=False)
+    _say(f"{name}: {acquirers[name](source)}")
 
 
 @data_app.command("verify", cls=Command)
@@ -563,7 +545,7 @@ def data_verify(name: Annotated[str, typer.Argument(metavar="NAME", help="The da
     from bastion.data.arrays import verify
 
     for part, digest in verify(name).items():
-        stdout.print(f"{part:<14} {digest}", soft_wrap=True, markup=False)
+        _say(f"{part:<14} {digest}")
 
 
 @data_app.command("deepaugment", cls=Command)
@@ -590,7 +572,7 @@ def data_deepaugment(
     done = deepaugment(data, output, weights=weights, limit=limit, steps=steps, seed=seed)
     lines = [*map(str, done), "in a recipe:", "extra:"]
     lines += [f"  - data: {{name: npz, path: {each.path}, classes: {len(data.classes)}}}" for each in done]
-    stdout.print("\n".join(lines), soft_wrap=True, markup=False)
+    _say("\n".join(lines))
 
 
 @app.command(cls=Command)
@@ -602,17 +584,17 @@ def demo(
     """Train a small ViT twice, standard and adversarially, attack both, and write a report. Minutes on two cores."""
     from bastion.demo import run_demo
 
-    stdout.print(warnings_in_yellow(run_demo(output)), soft_wrap=True)
+    _say(notes_in_yellow(run_demo(output)))
 
 
-def warnings_in_yellow(tables: str) -> Text:
-    lines = [Text(line, style="yellow" if line.startswith("warning: ") else "") for line in tables.splitlines()]
+def notes_in_yellow(tables: str) -> Text:
+    lines = [Text(line, "yellow" if line.startswith(("warning: ", "note: ")) else "") for line in tables.splitlines()]
     return Text("\n").join(lines)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning in one line, as errors are, without the place in the code."""
-    stderr.print(f"warning: {message}", soft_wrap=True, markup=False)
+    _say(f"warning: {message}", stderr)
 
 
 # In torch's words.
@@ -628,20 +610,20 @@ def main() -> None:
     try:
         app()
     except Interrupted as stop:
-        stderr.print(f"stopped: {stop}", soft_wrap=True, markup=False)
+        _say(f"stopped: {stop}", stderr)
         sys.exit(128 + stop.signal)
     except BastionError as error:
-        stderr.print(f"error: {error}", soft_wrap=True, markup=False)
+        _say(f"error: {error}", stderr)
         sys.exit(1)
     except OSError as error:  # from the system, such as a full disk
-        stderr.print(f"error: {error.filename or 'system'}: {error.strerror or error}", soft_wrap=True, markup=False)
+        _say(f"error: {error.filename or 'system'}: {error.strerror or error}", stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
         what = " ".join(str(error).split())[:200]
         remedy = "use a smaller batch, fewer workers or smaller settings"
-        stderr.print(f"error: out of memory ({what}); {remedy}", soft_wrap=True, markup=False)
+        _say(f"error: out of memory ({what}); {remedy}", stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

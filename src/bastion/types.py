@@ -143,6 +143,16 @@ class Tapped(Protocol):
     def tap(self, *what: str) -> AbstractContextManager[Taps]: ...
 
 
+def tapped(model: nn.Module, where: str) -> Tapped:
+    """Return the model; raise an error if it does not show its blocks."""
+    if not isinstance(model, Tapped):
+        raise BastionError(
+            f"{where}: which modules of {type(model).__name__} are residual blocks is not known; give a bastion "
+            "Classifier, or bastion.wrap(network, blocks=…, attention=…)"
+        )
+    return model
+
+
 class Attack(ABC):
     """Returns images of the threat's set around batch.x. Subclasses are frozen dataclasses of their settings."""
 
@@ -349,7 +359,8 @@ class Split(Protocol):
     index: Tensor  # int64 (N,): numbers of the examples, which subsets keep
     labels: Tensor  # int64 (N,)
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.index)
 
     def image(self, position: int) -> Image:
         """Return the stored picture, for augmentation."""

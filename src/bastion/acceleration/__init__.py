@@ -131,8 +131,11 @@ def _prepare(model: nn.Module, x: Tensor) -> Form:
         return Form(model, BATCH_SIZES[0], freezes=False)
     has_layers = any(isinstance(module, nn.Conv2d | nn.Linear) for module in model.modules())
     network = cheaper_copy(model, x) if has_layers else model
-    with frozen(network):
-        return Form(network, _batch_size(network, x[:1]), freezes=True)
+    try:
+        with frozen(network):
+            return Form(network, _batch_size(network, x[:1]), freezes=True)
+    except RuntimeError:  # torch.func, without gradients that are asked for by name
+        return Form(model, BATCH_SIZES[0], freezes=False)
 
 
 def _batch_size(network: nn.Module, x: Tensor) -> int:

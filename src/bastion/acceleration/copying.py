@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from typing import Any
 
@@ -30,10 +31,13 @@ def cheaper_copy(model: nn.Module, x: Tensor) -> nn.Module:
     fails or gives other results."""
     if not _comparable(model, x):
         return model
-    for prepare in (_as_it_is,) if _has_own_backward(model, x) else (_folded, _as_it_is):
+    foldings = (False,) if _has_own_backward(model, x) else (True, False)
+    for folds, onednn in itertools.product(foldings, (True, False)):
         try:
-            copied = prepare(_copy(model)).requires_grad_(False)
-            use_onednn(copied)
+            copied = _copy(model).requires_grad_(False)
+            copied = _folded(copied) if folds else copied
+            if onednn:
+                use_onednn(copied)
             copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if all(_agree(model, copied, some) for some in (x, x[:1])):
                 return copied
@@ -103,10 +107,6 @@ def _with_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype, device=logits.device)
         (gradient,) = torch.autograd.grad((logits * weights).sum(), point, allow_unused=True)
     return logits.detach(), gradient
-
-
-def _as_it_is(module: nn.Module) -> nn.Module:
-    return module
 
 
 def _folded(module: nn.Module) -> nn.Module:

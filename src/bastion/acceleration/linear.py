@@ -24,15 +24,16 @@ def use_onednn(network: nn.Module) -> None:
 
 
 class Linear(nn.Linear):
-    """Runs by oneDNN in float32 on the CPU, if its parameters require no gradient."""
+    """Runs by oneDNN in float32 on the CPU, if its weight and bias require no gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
-        trained = torch.is_grad_enabled() and any(each.requires_grad for each in self.parameters())
+        constant = not (self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad))
         plain = x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32 and x.ndim > 1
-        if trained or not plain or torch.is_autocast_enabled("cpu"):
+        if not plain or torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and not constant):
             return super().forward(x)
-        made: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return made
+        # In two dimensions: the operator would return a view of more, which must not be written to.
+        made: Tensor = _Product.apply(x.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return made.reshape(*x.shape[:-1], self.out_features)
 
 
 class _Product(torch.autograd.Function):

@@ -18,7 +18,7 @@ from bastion.forward import Best, check_batch, evaluate, loss_and_grad
 from bastion.patches import Grid, token_grid
 from bastion.settings import AtLeastOne, Count, Positive, Share, settings
 from bastion.threat import Norm, Threat, length
-from bastion.types import Attack, Batch, Tapped, Taps
+from bastion.types import Attack, Batch, Taps, tapped
 
 Choice = Literal["gradient", "random", "attention"]
 SELECTING_BLOCK = 4  # the block whose attention selects patches, as in the code of Patch-Fool
@@ -239,13 +239,9 @@ def patch_attention(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, li
 
 def attention_taps(model: nn.Module, x: Tensor, where: str) -> tuple[Tensor, Taps]:
     """Logits, and the attention maps and outputs of the model's blocks, in the graph."""
-    if not isinstance(model, Tapped):
-        raise BastionError(
-            f"{where}: needs the attention maps of the model, and {type(model).__name__} does not show any; "
-            "give a bastion Classifier with attention"
-        )
+    shown = tapped(model, where)
     try:
-        with model.tap("attention", "blocks") as taps:
+        with shown.tap("attention", "blocks") as taps:
             return forward.logits(model, x), taps
     except BastionError as error:
         raise BastionError(

@@ -20,7 +20,7 @@ from bastion.forward import Best, check_batch, evaluate, input_gradient, precise
 from bastion.patches import Grid
 from bastion.settings import AtLeastOne, Count, NotNegative, Positive, Share, settings
 from bastion.threat import Norm, Threat
-from bastion.types import Attack, Batch, Tapped
+from bastion.types import Attack, Batch, tapped
 
 
 @attacks.register("transferable")
@@ -181,12 +181,8 @@ def _detached(argument: Any) -> Any:
 
 def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
     """For each block, the logits of the model without the blocks after it: its output goes to the norm and head."""
-    if not isinstance(model, Tapped):
-        raise BastionError(
-            f"self-ensemble: needs the blocks of the model, and {type(model).__name__} does not show any; "
-            "give a bastion Classifier"
-        )
-    with model.tap("blocks") as taps:
+    shown = tapped(model, "self-ensemble")
+    with shown.tap("blocks") as taps:
         last = forward.logits(model, x)
     outputs = list(taps.blocks.values())
     if any(output.shape != outputs[-1].shape for output in outputs):
@@ -195,7 +191,7 @@ def block_logits(model: nn.Module, x: Tensor) -> list[Tensor]:
             f"self-ensemble: the head takes any block's output only if all have one shape, these have {shapes}; "
             "take a plain Vision Transformer"
         )
-    modules = [block.module for block in model.blocks()]
+    modules = [block.module for block in shown.blocks()]
     earlier = []
     for output in outputs[:-1]:
         with _blocks_replaced(modules, output):

@@ -15,10 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from bastion.data import cache_folder, datasets
+from bastion.data.picture import as_picture
 from bastion.data.split import train_val_split
 from bastion.errors import BastionError
 from bastion.storage import Arrays, fingerprint, is_file, read_arrays, remove_leftovers, sha256, write_arrays
-from bastion.types import Batch, DataSet
+from bastion.types import Batch, DataSet, Split
 
 Pixels = NDArray[np.uint8]  # (N, H, W, C)
 
@@ -29,7 +30,7 @@ PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 verifiers: dict[str, Callable[[], dict[str, str]]] = {}
 
 
-class ArraySplit:
+class ArraySplit(Split):
     """Rows of an array of images, which splits share without copying. An example's index is its row."""
 
     def __init__(self, images: Pixels, labels: NDArray[Any], rows: Tensor | None = None) -> None:
@@ -38,12 +39,9 @@ class ArraySplit:
         self.index = torch.arange(len(images)) if rows is None else rows
         self.labels = torch.from_numpy(labels)[self.index].long()
 
-    def __len__(self) -> int:
-        return len(self.index)
-
     def image(self, position: int) -> Image.Image:
         pixels = self._images[int(self.index[position])]
-        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        return as_picture(pixels)
 
     def batch(self, positions: Sequence[int]) -> Batch:
         where = torch.as_tensor(positions, dtype=torch.long)
@@ -73,19 +71,16 @@ class ArraySplit:
         return ArraySplit(self._images, self._labels, self.index[where])
 
 
-class TensorSplit:
+class TensorSplit(Split):
     """A split of float images, not rounded to bytes."""
 
     def __init__(self, x: Tensor, y: Tensor, index: Tensor | None = None) -> None:
         self.x, self.labels = x, y
         self.index = torch.arange(len(x)) if index is None else index
 
-    def __len__(self) -> int:
-        return len(self.index)
-
     def image(self, position: int) -> Image.Image:
         pixels = (255 * self.x[position]).round().byte().permute(1, 2, 0).numpy()
-        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        return as_picture(pixels)
 
     def batch(self, positions: Sequence[int]) -> Batch:
         where = torch.as_tensor(positions, dtype=torch.long)

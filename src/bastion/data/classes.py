@@ -14,16 +14,13 @@ from bastion.storage import fingerprint
 from bastion.types import Batch, DataSet, Split
 
 
-class SomeClasses:
+class SomeClasses(Split):
     """The images of a split whose class is selected (has a new number, not -1). They keep their index."""
 
     def __init__(self, split: Split, numbers: Tensor) -> None:
         self._numbers = numbers  # (K,) of the old classes
         self._split = split.subset((numbers[split.labels] >= 0).nonzero().flatten().tolist())
         self.index, self.labels = self._split.index, numbers[self._split.labels]
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     def image(self, position: int) -> Image:
         return self._split.image(position)

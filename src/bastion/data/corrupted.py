@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bastion.corruptions import VERSION, check_name, corrupt
 from bastion.corruptions.frost import photographs_digest
+from bastion.data.picture import as_picture
 from bastion.storage import fingerprint
 from bastion.types import Batch, DataSet, Split
 
@@ -34,20 +35,17 @@ class Corruption:
         return fingerprint([VERSION, self.name, self.severity, self.jpeg85, photographs])
 
 
-class CorruptedSplit:
+class CorruptedSplit(Split):
     """The images of a split, corrupted on access."""
 
     def __init__(self, split: Split, corruption: Corruption) -> None:
         self._split, self._corruption = split, corruption
         self.index, self.labels = split.index, split.labels
 
-    def __len__(self) -> int:
-        return len(self._split)
-
     def image(self, position: int) -> Image.Image:
         """Return the image at the size it is measured at, as corruptions need images of one size."""
         pixels = (self.batch([position]).x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        return as_picture(pixels)
 
     def batch(self, positions: Sequence[int]) -> Batch:
         batch = self._split.batch(positions)

@@ -27,7 +27,7 @@ from bastion.errors import BastionError, printable
 from bastion.progress import bar, console
 from bastion.settings import AtLeastOne, Share
 from bastion.storage import fingerprint, is_folder, reading
-from bastion.types import Batch, DataSet
+from bastion.types import Batch, DataSet, Split
 
 Transform = Callable[[Image.Image], Tensor]  # to uint8 (3, size, size)
 
@@ -50,7 +50,7 @@ class Listing:
     labels: Tensor
 
 
-class FolderSplit:
+class FolderSplit(Split):
     """Some pictures of a listing. An example's index is its position in the listing."""
 
     def __init__(self, listing: Listing, transform: Transform, rows: Tensor | None = None) -> None:
@@ -58,9 +58,6 @@ class FolderSplit:
         self._transform = transform
         self.index = torch.arange(len(listing.files)) if rows is None else rows
         self.labels = listing.labels[self.index]
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     def image(self, position: int) -> Image.Image:
         return read_picture(self._listing.folder / self._listing.files[int(self.index[position])][0])

@@ -11,7 +11,7 @@ from PIL.Image import Image
 
 from bastion.data.split import held_out
 from bastion.errors import BastionError, did_you_mean
-from bastion.types import Batch, DataSet
+from bastion.types import Batch, DataSet, Split
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,13 @@ def outline(spec: Mapping[str, Any]) -> DataSet:
     )
 
 
-class PlaceholderSplit:
+class PlaceholderSplit(Split):
     """A split with a length but no images."""
 
     def __init__(self, name: str, length: int) -> None:
         self.name = name
         self.index = torch.arange(length)
         self.labels = torch.zeros_like(self.index)
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     def image(self, position: int) -> Image:
         raise self._absent()

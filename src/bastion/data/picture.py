@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from bastion import storage
@@ -18,6 +20,11 @@ def read_picture(path: Path) -> Image.Image:
     """Read a picture file as RGB."""
     with storage.opened(path) as file:
         return decode_picture(file, str(path))
+
+
+def as_picture(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Make a picture of bytes (H, W, C) in one or three channels."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def check_depth(picture: Image.Image) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bastion import forward
 from bastion.errors import BastionError
-from bastion.types import Block, Tapped
+from bastion.types import Block, tapped
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Chain:
 
     def __init__(self, model: nn.Module, x: Tensor, where: str) -> None:
         self.model, self.x, self.where = model, x, where
-        self.blocks = _blocks(model, where)
+        self.blocks = tapped(model, where).blocks()
         calls: dict[str, Call] = {}
         with ExitStack() as stack, torch.no_grad():
             for block in self.blocks:
@@ -136,15 +136,6 @@ class Chain:
 class _Reached(Exception):  # stops a forward pass; not an error
     def __init__(self, value: Tensor) -> None:
         self.value = value
-
-
-def _blocks(model: nn.Module, where: str) -> list[Block]:
-    if not isinstance(model, Tapped):
-        raise BastionError(
-            f"{where}: which modules of {type(model).__name__} are residual blocks is not known; give a "
-            "bastion.models.Classifier, whose Backbone declares them"
-        )
-    return model.blocks()
 
 
 def _is_batch(value: Any, examples: int) -> bool:

@@ -21,7 +21,6 @@ from bastion.measuring.store import Column
 from bastion.recipe import differences
 from bastion.run import Run
 from bastion.storage import fingerprint
-from bastion.suite import CORRECT
 
 COLUMNS = ("A", "B", "B - A", "95 % interval", "only A", "only B", "p")
 LEGEND = "only A, only B: examples that only this one gets right; p: exact McNemar test"
@@ -164,21 +163,13 @@ def shared(a: Facts, b: Facts) -> list[str]:
     """Return the labels of accuracies and rates that both have from the same probe, settings, seed and data."""
     if a.about.data != b.about.data:
         return []
-    theirs = {case.label: _case_id(case) for case in _probes(b)}
-    same = {case.label for case in _probes(a) if theirs.get(case.label) == _case_id(case)}
-    return [case.label for case in _accuracy_cases(a) if case.label in same] + [
+    theirs = {case.label: _case_id(case) for case in b.about.probes}
+    same = {case.label for case in a.about.probes if theirs.get(case.label) == _case_id(case)}
+    return [case.label for case in a.about.cases if case.has_accuracy and case.label in same] + [
         name
         for name, each in a.about.aggregates.items()
         if _is_rate(each) and each == b.about.aggregates.get(name) and each.members.keys() <= same
     ]
-
-
-def _probes(facts: Facts) -> list[MeasuredCase]:
-    return [case for case in facts.about.cases if case.kind == "probes"]
-
-
-def _accuracy_cases(facts: Facts) -> list[MeasuredCase]:
-    return [case for case in _probes(facts) if CORRECT in case.columns]
 
 
 def _is_rate(aggregate: MeasuredAggregate) -> bool:
@@ -246,14 +237,14 @@ def _notes(a: tuple[str, Facts], b: tuple[str, Facts], labels: Sequence[str], n:
 
 def _comparable(facts: Facts) -> list[str]:
     aggregates = [name for name, each in facts.about.aggregates.items() if _is_rate(each)]
-    return [case.label for case in _accuracy_cases(facts)] + aggregates
+    return [case.label for case in facts.about.cases if case.has_accuracy] + aggregates
 
 
 def _incomparable(facts: Facts) -> list[str]:
     """Return two-phase estimates, distances and the like: labels without an accuracy that are in no rate."""
     aggregates = facts.about.aggregates
     told = {label for each in aggregates.values() if _is_rate(each) for label in each.members}
-    rest = [case.label for case in _probes(facts) if CORRECT not in case.columns and case.role != "check"]
+    rest = [case.label for case in facts.about.probes if not case.has_accuracy and case.role != "check"]
     return [label for label in rest if label not in told] + [
         name for name, each in aggregates.items() if not _is_rate(each)
     ]
@@ -271,9 +262,9 @@ def _nothing_shared(a: tuple[str, Facts], b: tuple[str, Facts]) -> str:
         return f"{ours} and {theirs} were measured on different images of {one.data['name']}; measure both on the same"
     if one.seed != two.seed:
         return f"{ours} was measured with seed {one.seed}, {theirs} with {two.seed}; measure both with the same"
-    specs = {case.label: case.spec for case in _accuracy_cases(other)}
-    for case in _accuracy_cases(first):
-        if changes := differences(case.spec, specs.get(case.label, case.spec)):
+    specs = {case.label: case.spec for case in two.cases if case.has_accuracy}
+    for case in one.cases:
+        if case.has_accuracy and (changes := differences(case.spec, specs.get(case.label, case.spec))):
             return f"'{case.label}' has other settings in {theirs} than in {ours} ({changes[0]}); use the same for both"
     probes = [", ".join(_comparable(facts)) or "no accuracy" for facts in (first, other)]
     return f"nothing in common: {ours} has {probes[0]}; {theirs} has {probes[1]}; measure both with the same suite"

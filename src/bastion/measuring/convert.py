@@ -60,7 +60,7 @@ def _old(path: Path) -> dict[str, Any] | None:
 def _converted(run: Run, about: Mapping[str, Any]) -> Measurement:
     stores = {label: _move(run, folder, about) for label, folder in about["probes"].items()}
     cases = [_case(label, store, about) for label, store in stores.items()]
-    right = [case.label for case in cases if CORRECT in case.columns]
+    right = [case.label for case in cases if case.has_accuracy]
     worst = {"worst case": MeasuredAggregate(kind="worst", members=dict.fromkeys(right, 1.0))}
     kept = ("created", "command", "seed", "versions", "machine", "model", "weights", "classes", "suite", "n")
     return Measurement(

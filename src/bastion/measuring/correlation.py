@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.store import Column
 
-Column = np.ndarray[Any, Any]
 LEAST = 4  # models that an interval needs
 
 

@@ -236,8 +236,8 @@ def _plugins(spec: Any) -> Iterator[Any]:
         yield from _plugins([getattr(spec, each.name) for each in fields(spec)])
 
 
-class Launched:
-    """A process started by torchrun; all of them share out the tasks through torchrun's store.
+class Processes:
+    """The processes started by torchrun, which share out the tasks through its store; without it, this one alone.
 
     They list the same tasks and each takes the next number of a common counter. If one dies, torchrun restarts all of
     them (`--max-restarts`); stored tasks are not repeated.
@@ -246,29 +246,26 @@ class Launched:
     _calls = itertools.count()
 
     def __init__(self) -> None:
-        store, self.rank, self.size = torchrun.join()
-        self._store = PrefixStore(f"measure {next(self._calls)}", store)
-
-    @staticmethod
-    def join() -> Launched | None:
-        """Join the other processes; None if torchrun did not start this one."""
-        return Launched() if dist.is_torchelastic_launched() else None
+        self.alone, self.rank, self.local_rank = not dist.is_torchelastic_launched(), 0, 0
+        if not self.alone:
+            store, self.rank, _ = torchrun.join()
+            self.local_rank = int(os.environ["LOCAL_RANK"])
+            self._store = PrefixStore(f"measure {next(self._calls)}", store)
 
     @property
     def main(self) -> bool:
         """Whether this is rank 0, which writes shared files and prints."""
-        return bool(self.rank == 0)
+        return self.rank == 0
 
-    @property
-    def local_rank(self) -> int:
-        return int(os.environ["LOCAL_RANK"])
-
-    def agree(self, name: str, value: int) -> int:
-        """Broadcast the main process's value."""
+    def agree(self, name: str, value: str) -> str:
+        """Return the main process's value."""
+        if self.alone:
+            return value
         if self.main:
-            self._store.set(name, str(value))
+            self._store.set(name, value)
         self._await(name)
-        return int(self._store.get(name))
+        agreed: str = self._store.get(name).decode()
+        return agreed
 
     @contextmanager
     def main_first(self, name: str) -> Iterator[None]:
@@ -276,7 +273,7 @@ class Launched:
         if not self.main:
             self._await(name)
         yield
-        if self.main:
+        if self.main and not self.alone:
             self._store.set(name, "1")
 
     @contextmanager
@@ -285,15 +282,13 @@ class Launched:
         try:
             yield
         except BaseException:
-            self._store.set("failed", str(self.rank))
+            if not self.alone:
+                self._store.set("failed", str(self.rank))
             raise
 
     def check_same(self, name: str, value: str) -> None:
         """Raise if this process's value differs from the main one's."""
-        if self.main:
-            self._store.set(name, value)
-        self._await(name)
-        if (theirs := self._store.get(name).decode()) != value:
+        if (theirs := self.agree(name, value)) != value:
             raise BastionError(
                 f"measure: process {self.rank} has another {name} than process 0 ({value} and {theirs}): another "
                 "model, other data or plug-ins, or another version of them"

@@ -75,12 +75,12 @@ class Facts:
 
     def in_memory(self) -> Facts:
         """Return a copy with everything read, so that the files may be removed."""
-        kept = {case.label: self.pictures(case.label) for case in self.about.cases if case.kind == "probes"}
+        kept = {case.label: self.pictures(case.label) for case in self.about.probes}
         return Facts(self.run, self.about, {name: self.columns[name] for name in self.columns}, kept)
 
     def rows(self) -> dict[str, Column]:
         """Return all columns with one value per example, by name; `index` and `label` come first, once."""
-        names = [name for name in self.columns if self.case(name.rpartition("/")[0]).kind == "probes"]
+        names = [f"{case.label}/{name}" for case in self.about.probes for name in case.columns]
         if not names:
             raise BastionError("no column has one value per example: the suite has only studies; use `studies()`")
         shared = {each: next(name for name in names if name.endswith(f"/{each}")) for each in ("index", "label")}
@@ -133,7 +133,7 @@ class Facts:
             raise BastionError(f"export: {one}; choose one, or a folder")
         for each in labels:
             x, y = self.adversarial(each), self.columns[f"{each}/label"]
-            known = CORRECT in self.case(each).columns
+            known = self.case(each).has_accuracy
             fooled = ~self.correct(each) if known else self.columns[f"{each}/prediction"] != y
             examples = {"x": x, "y": y, "index": self.columns[f"{each}/index"], "fooled": fooled}
             if npz:
@@ -143,8 +143,7 @@ class Facts:
 
     def _attacked(self) -> list[str]:
         """Return the probes that have adversarial examples."""
-        labels = [case.label for case in self.about.cases if case.kind == "probes"]
-        found = [label for label in labels if "adversarial" in self.pictures(label)]
+        found = [case.label for case in self.about.probes if "adversarial" in self.pictures(case.label)]
         if not found:
             raise BastionError('no adversarial examples were kept; use a suite with an attack, and keep="all"')
         return found
@@ -168,7 +167,7 @@ class Facts:
         return np.asarray(self.columns[f"{label}/{column}"][self.row_numbers(label, positions)])
 
     def with_role(self, *roles: Role) -> list[MeasuredCase]:
-        return [case for case in self.about.cases if case.kind == "probes" and case.role in roles]
+        return [case for case in self.about.probes if case.role in roles]
 
     def estimate(self, column: Column, bounds: tuple[float, float] | None = None) -> Estimate:
         """Return the mean with its interval: one that allows for measuring having stopped early, of a bool column and
@@ -198,8 +197,7 @@ class Facts:
 
     def accuracies(self) -> dict[str, Estimate]:
         """Return the accuracy of every probe with a column `correct`, and of the aggregates that are accuracies."""
-        labels = [case.label for case in self.about.cases if case.kind == "probes" and CORRECT in case.columns]
-        result = {label: self.estimate(self.correct(label)) for label in labels}
+        result = {case.label: self.estimate(self.correct(case.label)) for case in self.about.cases if case.has_accuracy}
         shared = [name for name, each in self.about.aggregates.items() if each.is_accuracy]
         return ByLabel(result | {name: self.aggregate(name) for name in shared})
 
@@ -250,7 +248,7 @@ class Facts:
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the mean of every other bool or float column, without sanity checks and studies."""
-        probes, found = {case.label: case for case in self.about.cases if case.kind == "probes"}, {}
+        probes, found = {case.label: case for case in self.about.probes}, {}
         for key in self.columns:
             label, _, name = key.rpartition("/")
             if label not in probes or name == CORRECT or sanity.is_check(key):
@@ -264,8 +262,7 @@ class Facts:
         """Return the arrays of studies by label and name; the first axis is the study's parts."""
         return {
             case.label: {name: self.columns[f"{case.label}/{name}"] for name in case.columns}
-            for case in self.about.cases
-            if case.kind == "studies"
+            for case in self.about.studies
         }
 
     def scalars(self) -> dict[str, float]:
@@ -320,14 +317,14 @@ class Facts:
     def warnings(self) -> list[sanity.SanityWarning]:
         """Return the warnings of the sanity checks."""
         checked = {name: self.columns[name] for name in self.columns if sanity.is_check(name)}
-        studies = {case.label for case in self.about.cases if case.kind == "studies"}
-        clean = [self.correct(case.label) for case in self.with_role("clean") if CORRECT in case.columns]
+        studies = {case.label for case in self.about.studies}
+        clean = [self.correct(case.label) for case in self.with_role("clean") if case.has_accuracy]
         accuracy = float(clean[0].mean()) if clean else 1.0
         return [*self._accuracy_warnings(), *sanity.warnings(checked, accuracy, studies)]
 
     def _accuracy_warnings(self) -> list[sanity.SanityWarning]:
         """Return warnings about clean accuracy."""
-        labels = [case.label for case in self.with_role("clean") if CORRECT in case.columns and "label" in case.columns]
+        labels = [case.label for case in self.with_role("clean") if case.has_accuracy and "label" in case.columns]
         if not labels or self.n < sanity.FEWEST:
             return []
         right, y = self.correct(labels[0]), self.columns[f"{labels[0]}/label"]

@@ -75,13 +75,17 @@ class MeasuredCase(_Part):
         return (KINDS_BY_NAME if self.kinds is None else self.kinds).get(column, "number")
 
     @property
+    def has_accuracy(self) -> bool:
+        return self.kind == "probes" and CORRECT in self.columns
+
+    @property
     def is_two_phase(self) -> bool:
         return all(name in self.columns and self.kind_of(name) == "phase" for name in PHASES)
 
     @property
     def minimal_distance(self) -> str | None:
         """The column of distances to the nearest adversarial example, if no eps bounds them: there is no accuracy."""
-        if self.kind != "probes" or CORRECT in self.columns:
+        if self.kind != "probes" or self.has_accuracy:
             return None
         return next((name for name in self.columns if self.kind_of(name) == "distance"), None)
 
@@ -148,7 +152,7 @@ class Measurement(_Part):
     published: Published | None = None
     notes: tuple[str, ...] = ()  # on what the suite has that is not for these data
     # Several if versions, devices or machines are mixed.
-    origins: tuple[Annotated[dict[str, Any], AfterValidator(_check_origin)], ...] = ()
+    origins: tuple[Origin, ...] = ()
     parameters: int | None = Field(None, ge=0, le=10**15)  # None: measured before they were counted
     macs: int | None = Field(None, ge=0, le=10**18)  # multiply-accumulates per image; None: not known
     category: str = ""  # CNN, Transformer or hybrid, where the model's family declares it
@@ -164,6 +168,14 @@ class Measurement(_Part):
     def bounds(self, label: str) -> tuple[float, float] | None:
         """Return the bounds of an example's value in an aggregate; None if it has none, and for a probe."""
         return self.aggregates[label].bounds if label in self.aggregates else None
+
+    @property
+    def probes(self) -> list[MeasuredCase]:
+        return [case for case in self.cases if case.kind == "probes"]
+
+    @property
+    def studies(self) -> list[MeasuredCase]:
+        return [case for case in self.cases if case.kind == "studies"]
 
     @property
     def identity(self) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bastion.measuring.intervals import Estimate, binomial_tail, mean
 from bastion.measuring.sampling import confidence_sequence, estimate_stopped
-
-Column = np.ndarray[Any, Any]
+from bastion.measuring.store import Column
 
 
 class Paired(NamedTuple):

@@ -18,7 +18,6 @@ from bastion.data.user_data import ClassMap, as_data
 from bastion.errors import BastionError
 from bastion.forward import device_of
 from bastion.measuring.convert import convert
-from bastion.measuring.executors import Launched
 from bastion.measuring.find import default_folder
 from bastion.measuring.identity import Identity, identify
 from bastion.measuring.order import shuffled
@@ -74,13 +73,13 @@ class Plan:
     tally: Tally
 
 
-def make_plan(request: Request, *, shuffle: bool, until: float | None = None, launched: Launched | None = None) -> Plan:
+def make_plan(request: Request, *, shuffle: bool, until: float | None = None, local_rank: int = 0) -> Plan:
     """Check the request, create the run and look up what is stored. Nothing is written before all checks."""
     _check_request(request)
     source = _source(request.model)
     suite, unchanged = _suites(request)
     devices = _devices(source, request.device)
-    network = on_device(source, devices[launched.local_rank % len(devices) if launched else 0])
+    network = on_device(source, devices[local_rank % len(devices)])
     built: dict[str, DataSet] = {}
     outputs = partial(num_outputs, network)
     data = as_data(request.data, num_classes=outputs, limit=request.limit, class_map=request.class_map)
@@ -106,9 +105,9 @@ def make_plan(request: Request, *, shuffle: bool, until: float | None = None, la
         acceleration=request.acceleration,
     )
     worker = Worker(job, network, built)
-    for case, built_case in zip(worker.cases, worker.built, strict=True):
+    for case in worker.cases:
         check_fit(worker.network_for(case), worker.data(case))
-        if isinstance(built_case, Probe) and (threat := built_case.describe().threat):
+        if isinstance(case.built, Probe) and (threat := case.built.describe().threat):
             threat.check_bounds(worker.data(case).shape)
         _check_variant(case, worker.data(case), base, request.split, n)
     _check_aggregates(worker)
@@ -145,15 +144,13 @@ def _suites(request: Request) -> tuple[Suite, Suite]:
 
 def _tally(worker: Worker, data: DataSet, order: Column) -> Tally:
     """Count what is stored already."""
-    labels = [case.label for case in worker.cases if case.kind == "probes"]
-    suite = worker.job.suite
+    probes, suite = [case for case in worker.cases if case.kind == "probes"], worker.job.suite
     aggregates = suite.aggregates_on(data.name)
     worst = {name: suite.members(name).keys() for name, each in aggregates.items() if each.kind == "worst"}
-    tally = Tally(order, labels, worst)
-    for case in worker.cases:
-        if case.kind == "probes":
-            stored = worker.store(case).stored([CORRECT])
-            tally.add(case.label, stored[POSITION], stored.get(CORRECT))
+    tally = Tally(order, [case.label for case in probes], worst)
+    for case in probes:
+        stored = worker.store(case).stored([CORRECT])
+        tally.add(case.label, stored[POSITION], stored.get(CORRECT))
     return tally
 
 
@@ -244,8 +241,8 @@ def check_positive(given: Mapping[str, object]) -> None:
 def _check_studies(worker: Worker) -> None:
     """Raise unless the data set has the images that studies read, with the changes to all of them that would do."""
     lacking, changes = dict[str, None](), dict[str, None]()  # once each, though a study has variants
-    for case, built in zip(worker.cases, worker.built, strict=True):
-        data, path = worker.data(case), f"studies.{case.base}"
+    for case in worker.cases:
+        built, data, path = case.built, worker.data(case), f"studies.{case.base}"
         sizes = {split: len(data.split(split)) for split in ("train", "val", "test")}
         for split, n in built.reads.items() if isinstance(built, Study) else ():
             if n is None or n <= sizes[split]:
@@ -265,7 +262,7 @@ def _check_until(until: float, worker: Worker) -> None:
     """An interval must be there to become narrow."""
     if until >= 1:
         raise BastionError(f"until: the width of an interval, such as 0.02 for two points, got {until:g}")
-    described = [built.facts for built in worker.built if isinstance(built, Probe)]
+    described = [case.built.facts for case in worker.cases if isinstance(case.built, Probe)]
     if any("phase" in fact_kinds(facts).values() for facts in described):
         raise BastionError("until: a two-phase estimate has an interval of its own; use --limit or --budget")
     if not any(CORRECT in facts for facts in described):
@@ -288,7 +285,7 @@ def _check_variant(case: Case, data: DataSet, base: DataSet, split: str, n: int)
 def _check_aggregates(worker: Worker) -> None:
     """A column that a probe does not have is told before hours are spent, if the probe says which it has."""
     suite = worker.job.suite
-    columns = {case.label: built.facts for case, built in zip(worker.cases, worker.built, strict=True)}
+    columns = {case.label: case.built.facts for case in worker.cases}
     for name, each in suite.aggregates.items():
         for label in suite.members(name):
             if columns[label] and each.column not in columns[label]:

@@ -16,13 +16,13 @@ from bastion.measuring.measurement import MeasuredAggregate, MeasuredCase, Measu
 from bastion.measuring.order import measured_positions
 from bastion.measuring.plan import Plan, suite_name
 from bastion.measuring.published import published
-from bastion.measuring.worker import Worker
+from bastion.measuring.worker import BuiltCase, Worker
 from bastion.models import complexity
 from bastion.models.load import is_function
 from bastion.registry import canonical
 from bastion.run import environment
-from bastion.suite import CORRECT, SHARES, Aggregate, Case, FactKind, Suite, written
-from bastion.types import DataSet, Description, Probe, Study, Tapped, fact_kinds
+from bastion.suite import CORRECT, SHARES, Aggregate, FactKind, Suite, written
+from bastion.types import DataSet, Description, Probe, Tapped, fact_kinds
 
 
 def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
@@ -30,9 +30,9 @@ def record(plan: Plan, n: int, seconds: dict[str, float]) -> Measurement:
     worker, suite = plan.worker, plan.worker.job.suite
     population = len(plan.order) if n < len(plan.order) else None
     examples, origins, cases = measured_positions(n, population), [], []
-    for case, built in zip(worker.cases, worker.built, strict=True):
-        positions = examples if isinstance(built, Probe) else np.arange(worker.parts(case))
-        cases.append(_case(worker, case, built, len(positions)))
+    for case in worker.cases:
+        positions = examples if isinstance(case.built, Probe) else np.arange(worker.parts(case))
+        cases.append(_case(worker, case, len(positions)))
         origins += [origin for origin in worker.store(case).origins(positions) if origin not in origins]
     model, data, given = worker.model.original, worker.data(worker.cases[0]), plan.request.model
     return Measurement(
@@ -88,9 +88,9 @@ def _notes(suite: Suite, data: DataSet) -> Iterator[str]:
             )
 
 
-def _case(worker: Worker, case: Case, built: Probe | Study, n: int) -> MeasuredCase:
+def _case(worker: Worker, case: BuiltCase, n: int) -> MeasuredCase:
+    built, store = case.built, worker.store(case)
     described = built.describe() if isinstance(built, Probe) else Description()
-    store = worker.store(case)
     columns = tuple(store.columns())
     kinds: dict[str, FactKind] = {CORRECT: "accuracy", **fact_kinds(built.facts)}
     return MeasuredCase(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from bastion import storage
 from bastion.data.user_data import ClassMap
 from bastion.errors import BastionError
-from bastion.measuring.executors import Launched, Work, in_processes, in_this_process
+from bastion.measuring.executors import Processes, Work, in_processes, in_this_process
 from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.guards import CHECKED, warn_if_normalised_input_is_expected
 from bastion.measuring.pace import Doing, Pace
@@ -97,20 +96,19 @@ def measure(
     )
     check_integers({"workers": workers}, least=1)
     check_positive({"until": until, "budget": budget})
-    launched = Launched.join()
-    with launched.failing_together() if launched else nullcontext():
-        with launched.main_first("set up") if launched else nullcontext():
+    processes = Processes()
+    with processes.failing_together():
+        with processes.main_first("set up"):
             shuffle = until is not None or budget is not None
-            plan = make_plan(request, shuffle=shuffle, until=until, launched=launched)
-        if launched:
-            launched.check_same("identity", plan.worker.job.folder.name)
-            launched.check_same("suite", storage.fingerprint(plan.worker.names))
+            plan = make_plan(request, shuffle=shuffle, until=until, local_rank=processes.local_rank)
+        processes.check_same("identity", plan.worker.job.folder.name)
+        processes.check_same("suite", storage.fingerprint(plan.worker.names))
         limits = Limits(plan.tally, batch_size, until=until, budget=budget)
-        done, seconds = _execute(plan, plan.worker.tasks(plan.order), limits, workers, launched)
-        with launched.main_first("measured") if launched else nullcontext():
+        done, seconds = _execute(plan, plan.worker.tasks(plan.order), limits, workers, processes)
+        with processes.main_first("measured"):
             n = limits.count() if limits.is_set else len(plan.order)
-            n = launched.agree("examples", n) if launched else n
-            return _write(plan, n, seconds, changed=done > 0, merge=launched is None or launched.main)
+            n = int(processes.agree("examples", str(n)))
+            return _write(plan, n, seconds, changed=done > 0, merge=processes.main)
 
 
 def _wanted(suite: SuiteLike | None, attacks: Any, norm: Norm | None, eps: Any) -> SuiteLike:
@@ -163,13 +161,14 @@ def measure_shard(
     plan = make_plan(Request(model, data, suite, **options), shuffle=False)
     tasks = plan.worker.tasks(plan.order)
     mine = [task for task in tasks if (task.case + task.batch) % count == number - 1]
-    _execute(plan, mine, Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget), workers)
+    limits = Limits(plan.tally, plan.worker.job.batch_size, until=None, budget=budget)
+    _execute(plan, mine, limits, workers, Processes())
     _merge(plan.worker)
     return Shard(shard, len(plan.worker.open_tasks(mine)), len(plan.worker.open_tasks(tasks)))
 
 
 def _execute(
-    plan: Plan, tasks: list[Task], limits: Limits, workers: int | None, launched: Launched | None = None
+    plan: Plan, tasks: list[Task], limits: Limits, workers: int | None, processes: Processes
 ) -> tuple[int, dict[str, float]]:
     """Run the tasks that are not stored yet until the limits are reached.
 
@@ -177,21 +176,19 @@ def _execute(
     """
     worker, todo = plan.worker, plan.worker.open_tasks(tasks)
     for number in {task.case for task in todo}:
-        storage.check_writable(worker.store(worker.cases[number]).folder)
+        storage.check_writable(worker.stores[number].folder)
     devices = worker.job.devices
     count = min(workers or (len(devices) if devices[0] != "cpu" else usable_cores()), len(todo))
-    described = ((number, built) for number, built in enumerate(worker.built) if isinstance(built, Probe))
-    passes = {number: built.describe().passes for number, built in described}
+    passes = {case.number: case.built.describe().passes for case in worker.cases if isinstance(case.built, Probe)}
     pace, done = Pace(_examples(tasks), _examples(todo), passes), 0
     unfinished_studies = {task.key for task in todo if worker.cases[task.case].kind == "studies"}
-    silent = launched is not None and not launched.main
-    if not silent:
+    if processes.main:
         _print_study_costs(worker, todo)
         if todo:
             first = plan.split.batch(range(min(CHECKED, len(plan.split))))
             warn_if_normalised_input_is_expected(worker.model.original, first)
     name = shortened(suite_name(plan.request.suite), NAME_LENGTH)
-    with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=silent) as advance:
+    with stoppable() as stop, bar(name, 1, pace.done(), unit="share", silent=not processes.main) as advance:
 
         def report(task: Task, right: Column | None, seconds: float | None) -> None:
             nonlocal done
@@ -212,8 +209,8 @@ def _execute(
             return limits.time_is_up() or (not unfinished_studies and limits.is_narrow())
 
         work = Work(todo, stop, report, enough, moved)
-        if launched:
-            launched.run(worker, tasks, work)
+        if not processes.alone:
+            processes.run(worker, tasks, work)
         elif count > 1:
             in_processes(worker.job, work, count)
         else:
@@ -224,11 +221,10 @@ def _execute(
 
 def _print_study_costs(worker: Worker, todo: list[Task]) -> None:
     """At a terminal, say what the studies that are not finished will take."""
-    for number in dict.fromkeys(task.case for task in todo) if console.is_terminal else ():
-        case, built = worker.cases[number], worker.built[number]
+    for number, left in Counter(task.case for task in todo).items() if console.is_terminal else ():
+        case, built = worker.cases[number], worker.cases[number].built
         cost = built.cost(worker.model_for(case).original, worker.data(case)) if isinstance(built, Study) else ""
         if cost:
-            left = sum(task.case == number for task in todo)
             console.print(f"{case.label}: {cost}; {left} of {worker.parts(case)} parts to do", markup=False)
 
 
@@ -257,8 +253,8 @@ def _write(plan: Plan, n: int, seconds: dict[str, float], *, changed: bool, merg
 
 def _merge(worker: Worker) -> None:
     """Keep the number of files small; other processes may be writing theirs."""
-    for case in worker.cases:
-        worker.store(case).merge()
+    for store in worker.stores:
+        store.merge()
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

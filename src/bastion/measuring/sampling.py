@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bastion.errors import BastionError
 from bastion.measuring.intervals import Estimate, bounded_mean, estimate, log_choose, log_factorials, wilson
 from bastion.measuring.order import shuffled
-
-Column = np.ndarray[Any, Any]
+from bastion.measuring.store import Column
 
 
 def confidence_sequence(successes: int, n: int, population: int, level: float = 0.95) -> Estimate:
@@ -48,8 +47,10 @@ def mean_sequence(
     bounded random variables by betting"), without replacement: if m were the mean, the next value would be the mean of
     what is left, on average, and no capital that bets on more or on less than that could grow 2 / (1 - level) times.
     """
+    _check("mean_sequence", 0, len(values), population)
+    if low == high:
+        return Estimate(low, low, high, len(values))
     unit = (values.astype(np.float64) - low) / (high - low)
-    _check("mean_sequence", 0, len(unit), population)
     bets = _bets(unit, level)
     least, most = _least_mean(unit, bets, population, level), 1 - _least_mean(1 - unit, bets, population, level)
     value = float(unit.mean()) if len(unit) else math.nan

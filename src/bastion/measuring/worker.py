@@ -67,11 +67,19 @@ class Job:
     names: tuple[str, ...] = ()  # of the cases' stores
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuiltCase(Case):
+    """A case of a suite, with its probe or study."""
+
+    number: int  # its place in the suite
+    built: Probe | Study
+
+
 class Worker:
     """Measures one task at a time."""
 
     def __init__(self, job: Job, model: nn.Module, built: dict[str, DataSet] | None = None) -> None:
-        self.job, self.cases, self._network = job, job.suite.cases(), model
+        self.job, self._network = job, model
         self._built = {} if built is None else built
         self._data: dict[str, DataSet] = {}  # by the changes of a case
         self._networks: dict[tuple[int, int, int], nn.Module] = {}  # by the shape of images
@@ -79,10 +87,10 @@ class Worker:
         measured = with_columns(model, self._variant(job.suite.data))
         self.model = accelerate(measured, enabled=job.acceleration)  # once for all attacks of all probes
         self._origin = _origin(model, job)
-
-    @cached_property
-    def built(self) -> list[Probe | Study]:
-        return [build_case(case) for case in self.cases]
+        self.cases = [
+            BuiltCase(**vars(case), number=number, built=build_case(case))
+            for number, case in enumerate(job.suite.cases())
+        ]
 
     def data(self, case: Case) -> DataSet:
         """Return the case's variant of the data set."""
@@ -110,31 +118,31 @@ class Worker:
             self._models[data.shape] = accelerate(with_columns(network, data), enabled=self.job.acceleration)
         return self._models[data.shape]
 
-    def store(self, case: Case) -> FactStore:
-        return self._stores[self.cases.index(case)]
-
-    def sharing(self, number: int) -> list[Case]:
-        """Return the cases that share this one's facts."""
-        folder = self._stores[number].folder
-        return [case for case, store in zip(self.cases, self._stores, strict=True) if store.folder == folder]
+    def store(self, case: BuiltCase) -> FactStore:
+        return self.stores[case.number]
 
     @cached_property
-    def _stores(self) -> list[FactStore]:
-        return [self._store(case, built) for case, built in zip(self.cases, self.built, strict=True)]
+    def stores(self) -> list[FactStore]:
+        """The cases' stores, named by a hash of all that the facts depend on besides model and data set."""
+        return [FactStore(self.job.folder / self._name(case)) for case in self.cases]
 
-    def _store(self, case: Case, built: Probe | Study) -> FactStore:
-        """Return the case's store, named by a hash of all that the facts depend on besides model and data set."""
-        named = self._named(case, built) | {"seed": self.job.seed}
-        if isinstance(built, Study) and (fixed := self._fixed_parameters()):
+    def sharing(self, number: int) -> list[BuiltCase]:
+        """Return the cases that share this one's facts."""
+        return [case for case in self.cases if self.store(case) == self.stores[number]]
+
+    def _name(self, case: BuiltCase) -> str:
+        named = self._named(case) | {"seed": self.job.seed}
+        if isinstance(case.built, Study) and (fixed := self._fixed_parameters()):
             named["fixed"] = fixed
-        return FactStore(self.job.folder / storage.fingerprint(named, digits=16))
+        return storage.fingerprint(named, digits=16)
 
-    def key(self, case: Case) -> str:
+    def key(self, case: BuiltCase) -> str:
         """Return a hash of what numbers must share to be compared across models: all of the store's but the seed and
         the names of the model's parameters."""
-        return storage.fingerprint(self._named(case, self.built[self.cases.index(case)]), digits=16)
+        return storage.fingerprint(self._named(case), digits=16)
 
-    def _named(self, case: Case, built: Probe | Study) -> dict[str, Any]:
+    def _named(self, case: BuiltCase) -> dict[str, Any]:
+        built = case.built
         named: dict[str, Any] = {case.kind: canonical(built)}
         revisions = built.revisions(self.network_for(case)) if isinstance(built, Probe) else built.revisions
         if any(number != 1 for number in revisions):
@@ -160,11 +168,11 @@ class Worker:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the cases' stores."""
-        return tuple(store.name for store in self._stores)
+        return tuple(store.name for store in self.stores)
 
-    def parts(self, case: Case) -> int:
+    def parts(self, case: BuiltCase) -> int:
         """Return the number of parts of a study, 0 for a probe."""
-        built = self.built[self.cases.index(case)]
+        built = case.built
         return max(1, built.parts(self.model_for(case).original, self.data(case))) if isinstance(built, Study) else 0
 
     def tasks(self, order: Column) -> list[Task]:
@@ -172,67 +180,60 @@ class Worker:
 
         Equal cases share their facts, and are measured once.
         """
-        distinct = {store.folder: number for number, store in reversed(list(enumerate(self._stores)))}.values()
-        by_kind = {
-            kind: [number for number in sorted(distinct) if self.cases[number].kind == kind]
-            for kind in ("studies", "probes")
-        }
-        studies = [
-            Task(number, part, np.array([part]))
-            for number in by_kind["studies"]
-            for part in range(self.parts(self.cases[number]))
-        ]
+        first = {self.store(case): case for case in reversed(self.cases)}
+        distinct = [case for case in self.cases if case is first[self.store(case)]]
+        studies = [Task(case.number, part, np.array([part])) for case in distinct for part in range(self.parts(case))]
         cut: dict[int, list[Column]] = {}  # by batch size, shared by all probes: a million examples take 8 MB
-        probes = [task for number in by_kind["probes"] for task in self._batches(number, order, cut)]
+        probes = [task for case in distinct for task in self._batches(case, order, cut)]
         return studies + sorted(probes, key=lambda task: (task.batch, task.case))
 
-    def _batches(self, number: int, order: Column, cut: dict[int, list[Column]]) -> list[Task]:
-        """Return the tasks of one probe. A joined batch has the number of its first usual batch."""
-        built, usual = self.built[number], self.job.batch_size
-        most = MOST_BYTES // (4 * usual * math.prod(self.data(self.cases[number]).shape))
-        size = usual * max(1, min(built.batches, most)) if isinstance(built, Probe) else usual
+    def _batches(self, case: BuiltCase, order: Column, cut: dict[int, list[Column]]) -> list[Task]:
+        """Return the tasks of a probe, none for a study. A joined batch has the number of its first usual batch."""
+        if isinstance(case.built, Study):
+            return []
+        usual = self.job.batch_size
+        most = MOST_BYTES // (4 * usual * math.prod(self.data(case).shape))
+        size = usual * max(1, min(case.built.batches, most))
         if size not in cut:
             cut[size] = [np.sort(order[start : start + size]) for start in range(0, len(order), size)]
-        return [Task(number, place * size // usual, positions) for place, positions in enumerate(cut[size])]
+        return [Task(case.number, place * size // usual, positions) for place, positions in enumerate(cut[size])]
 
     def open_tasks(self, tasks: Iterable[Task]) -> list[Task]:
         """Return the tasks that are not stored yet, with the positions that are missing.
 
         A batch that lacks pictures which are wanted is open as a whole: so its facts get the same bits again.
         """
-        stored = {number: store.stored([])[POSITION] for number, store in enumerate(self._stores)}
-        pictured = {number: self._pictured(number) for number in stored} if self.job.all_pictures else {}
+        stored = [store.stored([])[POSITION] for store in self.stores]
+        pictured = [self._pictured(case) if self.job.all_pictures else None for case in self.cases]
         left = [
             task
-            if (shown := pictured.get(task.case)) is not None and len(_without(task.positions, shown))
+            if (shown := pictured[task.case]) is not None and len(_without(task.positions, shown))
             else task._replace(positions=_without(task.positions, stored[task.case]))
             for task in tasks
         ]
         return [task for task in left if len(task.positions)]
 
-    def _pictured(self, number: int) -> Column | None:
+    def _pictured(self, case: BuiltCase) -> Column | None:
         """Return the positions of stored pictures; None for a probe that seems to make none."""
-        built = self.built[number]
-        nothing = np.zeros(0, np.int64) if isinstance(built, Probe) and built.makes_pictures else None
-        return self._stores[number].stored([PICTURE + POSITION]).get(PICTURE + POSITION, nothing)
+        shown = self.store(case).pictured()
+        return shown if len(shown) or (isinstance(case.built, Probe) and case.built.makes_pictures) else None
 
     def right(self, task: Task) -> Column | None:
         """Return the stored column `correct` of a task, as the task itself returned it."""
-        stored = self._stores[task.case].stored([CORRECT])
+        stored = self.stores[task.case].stored([CORRECT])
         return stored[CORRECT][np.isin(stored[POSITION], task.positions)] if CORRECT in stored else None
 
     def __call__(self, task: Task) -> Column | None:
         """Measure and store; return the column `correct`, if it is a probe that has one."""
-        number, positions = task.case, task.positions.tolist()
-        case, built = self.cases[number], self.built[number]
+        case, positions = self.cases[task.case], task.positions.tolist()
         model = self.model_for(case)
         with in_mode(model, training=False), rng.preserved():
             # For models that draw random numbers. Independent of the label, as suites share facts.
             rng.reseed("measure", self.job.seed, self.store(case).name, positions[0])
-            if isinstance(built, Probe):
-                facts, pictures = self._probe(case, built, positions)
+            if isinstance(case.built, Probe):
+                facts, pictures = self._probe(case, case.built, positions)
             else:
-                arrays = built(model.original, self.data(case), positions[0], seed=self.job.seed)
+                arrays = case.built(model.original, self.data(case), positions[0], seed=self.job.seed)
                 if wrong := [name for name in arrays if name in RESERVED or name.startswith(PICTURE)]:
                     raise BastionError(f"study '{case.label}': '{wrong[0]}' is a name that bastion uses itself")
                 facts, pictures = {name: torch.as_tensor(value)[None] for name, value in arrays.items()}, {}

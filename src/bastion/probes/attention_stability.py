@@ -19,7 +19,7 @@ from bastion.patches import Grid, token_grid
 from bastion.probes import probes
 from bastion.probes.occluded import OccludedProbe
 from bastion.settings import settings
-from bastion.types import Batch, Tapped
+from bastion.types import Batch, tapped
 
 
 @probes.register("attention-stability")
@@ -83,8 +83,9 @@ def attention_maps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     with torch.no_grad():
         _, taps = attention_taps(model, batch.x, where)
     journal.passes(batch.index, 1, 0)
-    assert isinstance(model, Tapped)
-    attending = [block.name for block in model.blocks() if block.attends and block.name in taps.attention]
+    attending = [
+        block.name for block in tapped(model, where).blocks() if block.attends and block.name in taps.attention
+    ]
     if not attending:
         raise BastionError(
             f"{where}: no block of the model has self-attention; leave the probe out of the suite "
@@ -126,8 +127,7 @@ def centre_attention(maps: Iterable[Tensor], x: Tensor) -> Tensor:
 
 def _pictures(model: nn.Module, maps: Mapping[str, Mapping[str, Tensor]], x: Tensor) -> dict[str, Tensor]:
     """Attention of the centre in layers with attention between all tokens, not in windows or between channels."""
-    assert isinstance(model, Tapped)
-    kinds = {block.name: block.attention for block in model.blocks()}
+    kinds = {block.name: block.attention for block in tapped(model, "probe attention-stability").blocks()}
     shown = {
         f"attention_{name}": [each for block, each in of.items() if kinds[block] == "tokens" and each.shape[1] == 1]
         for name, of in maps.items()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bastion.measuring.compare import example_index
+from bastion.measuring.facts import SHARE
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.paired import Paired, paired
 from bastion.reporting.tables import SharedTable, TableRow, per_example
@@ -57,7 +58,7 @@ def differences(table: SharedTable) -> list[Difference]:
 def _paired(one: TableRow, other: TableRow, label: str) -> Paired:
     a, b = per_example(one.facts, label), per_example(other.facts, label)
     about = one.facts.about  # population and aggregates are the same for all rows of a table
-    return paired(a, b, about.population, about.bounds(label))
+    return paired(a, b, about.population, about.bounds(label) or SHARE)
 
 
 def is_significant(difference: Estimate) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from bastion.measuring.intervals import Estimate, difference
+from bastion.measuring.stopping import shortened
 from bastion.reporting import svg
 from bastion.reporting.boards import ACCURACIES, Board, LeaderboardColumn
 from bastion.reporting.figures import Figure, Table
@@ -20,6 +21,7 @@ CAPTION = (
 )
 SHOWN = 40  # models in the plot
 ROW = 20
+LONGEST = 22  # letters of a name
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ def gap_figures(boards: Sequence[Board]) -> dict[int, Figure]:
     """Return the figures by the id of the test board."""
     return {
         id(test): figure
-        for number, test in enumerate(boards)
+        for test in boards
         for train in _training_boards(boards, test)
-        if (figure := _figure(train, test, f"gap-{number}"))
+        if (figure := _figure(train, test))
     }
 
 
@@ -50,7 +52,7 @@ def _training_boards(boards: Sequence[Board], test: Board) -> Iterator[Board]:
             yield board
 
 
-def _figure(train: Board, test: Board, key: str) -> Figure | None:
+def _figure(train: Board, test: Board) -> Figure | None:
     known = {column.key for column in train.columns}
     columns = [column for column in test.columns if column.key in known and column.kind in ACCURACIES]
     gaps = list(_gaps(train, test, columns))
@@ -59,7 +61,7 @@ def _figure(train: Board, test: Board, key: str) -> Figure | None:
         return None
     heads = [f"{column.short}, {part}" for column in columns for part in ("train", "test", "gap")]
     rows = [(gap.model, [gap.category or "–", *_cells(gap, columns)]) for gap in gaps]
-    panels = [_panel(gaps[:SHOWN], column, f"{key}-{number}") for number, column in enumerate(columns)]
+    panels = [_panel(gaps[:SHOWN], column) for column in columns]
     return Figure("Training and test images", panels, CAPTION, Table(["model", "category", *heads], rows), legend=False)
 
 
@@ -90,12 +92,11 @@ def _cells(gap: Gap, columns: Sequence[LeaderboardColumn]) -> list[str]:
     return cells
 
 
-def _panel(gaps: Sequence[Gap], column: LeaderboardColumn, key: str) -> Markup:
+def _panel(gaps: Sequence[Gap], column: LeaderboardColumn) -> Markup:
     """Draw a line from the training to the test accuracy of each model."""
     shown = [gap for gap in gaps if column.key in gap.pairs]
-    with svg.figure(420, ROW * len(shown) + 80) as drawn:
-        axes = svg.axes(drawn, left=150, right=14, top=30, bottom=44)
-        axes.set_title(column.short, loc="left", fontsize=13)
+    with svg.panel(420, ROW * len(shown) + 80, left=150, right=14, grid="x") as axes:
+        axes.set(title=column.short, xlabel="images classified right (%)")
         for line, gap in enumerate(shown):
             train, test = (100 * each.value for each in gap.pairs[column.key])
             paint = svg.colour(0)
@@ -103,11 +104,5 @@ def _panel(gaps: Sequence[Gap], column: LeaderboardColumn, key: str) -> Markup:
             axes.plot(train, line, "o", color=svg.PAPER, markeredgecolor=paint, markersize=8)
             axes.plot(test, line, "o", color=paint, markersize=8)
         axes.set(xlim=(0, 100), ylim=(len(shown) - 0.5, -0.5), xticks=range(0, 101, 20))
-        axes.set_yticks(range(len(shown)), [_short(gap.model) for gap in shown])
-        axes.set_xlabel("images classified right (%)")
-        axes.grid(axis="x")
-        return svg.inline(drawn, key, f"{column.short}: accuracy on training and test images", styled=False)
-
-
-def _short(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+        axes.set_yticks(range(len(shown)), [shortened(gap.model, LONGEST) for gap in shown])
+        return svg.inline(axes, f"{column.short}: accuracy on training and test images", styled=False)

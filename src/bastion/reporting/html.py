@@ -15,13 +15,13 @@ from bastion.errors import printable
 from bastion.measuring.facts import Facts
 from bastion.measuring.measurement import MeasuredCase, Measurement, mixture, unreadable
 from bastion.measuring.table import stopped
-from bastion.reporting import figures, pictures, plots, wording
+from bastion.reporting import figures, histograms, pictures, plots, svg, wording
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences, is_significant
 from bastion.reporting.gallery import galleries
 from bastion.reporting.grids import class_table, confusions, heat_maps
 from bastion.reporting.overview import overviews
-from bastion.reporting.robustness_curves import CurveChart, distances, resolution_curves, security_curves
+from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
 from bastion.reporting.summary import page_title, summary
 from bastion.reporting.tables import ReportedRun, SharedTable, read_runs, shared_tables
 from bastion.reporting.training import training_panels
@@ -35,8 +35,7 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path) -> Path:
     A run is its folder, or the model that was measured: `zoo/NAME`, `timm/NAME`, a model folder.
     """
     folders = [runs] if isinstance(runs, str | Path) or not isinstance(runs, Sequence) else runs
-    page = render(read_runs(folders))
-    storage.write_text(Path(output), printable(page))
+    storage.write_text(Path(output), render(read_runs(folders)))
     return Path(output)
 
 
@@ -44,40 +43,38 @@ def render(runs: Sequence[ReportedRun]) -> str:
     tables = shared_tables(runs)
     overview = overviews(tables)
     sections = {
-        "accuracy": [
-            (each, _charts(each, position), differences(each))
-            for position, each in enumerate(tables)
-            if each.has_numbers
-        ],
+        "accuracy": [(each, _charts(each), differences(each)) for each in tables if each.has_numbers],
         "attacks": _with_any(tables, _waterfalls),
         "security": _with_any(tables, _security),
         "distances": _with_any(tables, _distances),
-        "corruptions": _with_any(tables, lambda each, _: heat_maps(each)),
+        "corruptions": _with_any(tables, heat_maps),
         "resolution": _with_any(tables, _resolution),
-        "analysis": _with_any(tables, lambda each, position: figures.draw(each, f"analysis-{position}")),
+        "analysis": _with_any(tables, figures.draw),
         "classes": _classes(tables),
         "pictures": galleries(runs),
         "training": training_panels(runs),
-        "cost": _with_any(tables, lambda each, _: cost_table(each)),
+        "cost": _with_any(tables, cost_table),
     }
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            title=page_title(runs, tables),
-            runs=runs,
-            tables=tables,
-            overview=overview,
-            summary=summary(tables, overview),
-            unmeasured=[run for run in runs if not run.measurements],
-            trained=[run for run in runs if run.records("step") + run.records("epoch")],
-            details=[_details(run) for run in runs],
-            **sections,
-        )
+    return fill(
+        "report.html.j2",
+        title=page_title(runs, tables),
+        runs=runs,
+        tables=tables,
+        overview=overview,
+        summary=summary(tables, overview),
+        unmeasured=[run for run in runs if not run.measurements],
+        trained=[run for run in runs if run.records("step") + run.records("epoch")],
+        details=[_details(run) for run in runs],
+        **sections,
     )
 
 
-def environment() -> jinja2.Environment:
+def fill(template: str, **content: Any) -> str:
+    """Make a page of a template and what it names."""
+    return printable(svg.with_unique_ids(_environment().get_template(template).render(content)))
+
+
+def _environment() -> jinja2.Environment:
     result = jinja2.Environment(
         loader=jinja2.PackageLoader("bastion.reporting"),
         autoescape=True,
@@ -102,45 +99,36 @@ def environment() -> jinja2.Environment:
     return result
 
 
-def _with_any(tables: Sequence[SharedTable], make: Callable[[SharedTable, int], Any]) -> list[tuple[SharedTable, Any]]:
+def _with_any(tables: Sequence[SharedTable], make: Callable[[SharedTable], Any]) -> list[tuple[SharedTable, Any]]:
     """Return a section's content for each table that has facts for it."""
-    made = [(table, make(table, position)) for position, table in enumerate(tables)]
-    return [(table, shown) for table, shown in made if shown]
+    return [(table, shown) for table in tables if (shown := make(table))]
 
 
-def _charts(table: SharedTable, position: int) -> dict[str, Markup]:
+def _charts(table: SharedTable) -> dict[str, Markup]:
     """Return charts by width; none for a suite with less than two accuracies."""
     widths = _WIDTHS if table.charted else {}
-    return {name: plots.accuracy_chart(table, width, f"accuracy-{position}-{name}") for name, width in widths.items()}
+    return {name: plots.accuracy_chart(table, width) for name, width in widths.items()}
 
 
-def _waterfalls(table: SharedTable, position: int) -> list[tuple[str, Any, list[Any]]]:
+def _waterfalls(table: SharedTable) -> list[tuple[str, Any, list[Any]]]:
     """Return, per ensemble, the accuracies after each member and a chart for each run."""
-    ensembles = {label: stages for label, stages in table.stages().items() if len(stages) > 1}
     return [
-        (label, stages, [(row, plots.waterfall(row, label, f"fall-{position}-{number}-{line}")) for line, row in rows])
-        for number, (label, stages) in enumerate(ensembles.items())
-        for rows in [list(enumerate(table.rows))]
+        (label, stages, [(row, plots.waterfall(row, label)) for row in table.rows])
+        for label, stages in table.stages().items()
+        if len(stages) > 1
     ]
 
 
-def _security(table: SharedTable, position: int) -> list[Markup]:
-    return _panels(table, security_curves(table), f"security-{position}")
+def _security(table: SharedTable) -> list[Markup]:
+    return [plots.curve_panel(chart, table.chance) for chart in security_curves(table)]
 
 
-def _resolution(table: SharedTable, position: int) -> list[Markup]:
-    return _panels(table, resolution_curves(table), f"resolution-{position}")
+def _resolution(table: SharedTable) -> list[Markup]:
+    return [plots.curve_panel(chart, table.chance) for chart in resolution_curves(table)]
 
 
-def _panels(table: SharedTable, charts: Sequence[CurveChart], key: str) -> list[Markup]:
-    return [plots.curve_panel(chart, table.chance, f"{key}-{number}") for number, chart in enumerate(charts)]
-
-
-def _distances(table: SharedTable, position: int) -> list[tuple[str, Markup, Any]]:
-    return [
-        (label, plots.distance_panel(label, rows, f"distance-{position}-{number}"), rows)
-        for number, (label, rows) in enumerate(distances(table).items())
-    ]
+def _distances(table: SharedTable) -> list[tuple[str, Markup, Any]]:
+    return [(label, histograms.distance_panel(label, rows), rows) for label, rows in distances(table).items()]
 
 
 def _classes(tables: Sequence[SharedTable]) -> list[tuple[SharedTable, Any, list[Any]]]:

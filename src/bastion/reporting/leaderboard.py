@@ -13,12 +13,12 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bastion import storage
-from bastion.errors import BastionError, printable
+from bastion.errors import BastionError
+from bastion.reporting import html
 from bastion.reporting.boards import Board, Entry, read_boards
 from bastion.reporting.categories import category_means, correlations
 from bastion.reporting.figures import Figure
 from bastion.reporting.gaps import gap_figures
-from bastion.reporting.html import environment
 from bastion.reporting.pairs import pair_figure
 from bastion.reporting.published_rows import with_published
 from bastion.reporting.recipe_paths import path_figure
@@ -46,8 +46,7 @@ def leaderboard(
     if published is not None:
         boards, left_out = with_published(boards, Path(published))
         problems += left_out
-    page = render(boards, Path(output), unread, over=over, pair=pair)
-    storage.write_text(Path(output), printable(page))
+    storage.write_text(Path(output), render(boards, Path(output), unread, over=over, pair=pair))
     return boards, problems
 
 
@@ -55,29 +54,26 @@ def render(
     boards: Sequence[Board], output: Path, left_out: int = 0, *, over: str | None = None, pair: str | None = None
 ) -> str:
     script, style = _asset("leaderboard.js"), _asset("page.css") + _asset("leaderboard.css")
-    return (
-        environment()
-        .get_template("leaderboard.html.j2")
-        .render(
-            boards=boards,
-            models=sum(len(board.entries) for board in boards),
-            norms={norm: norm_sign(norm) for norm in _norms(boards)},
-            left_out=left_out,
-            figures=_figures(boards, over, pair),
-            reports={id(entry): _report(entry, output) for board in boards for entry in board.entries},
-            script=Markup(script),
-            style=Markup(style),
-            policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-            "base-uri 'none'; form-action 'none'",
-        )
+    return html.fill(
+        "leaderboard.html.j2",
+        boards=boards,
+        models=sum(len(board.entries) for board in boards),
+        norms={norm: norm_sign(norm) for norm in _norms(boards)},
+        left_out=left_out,
+        figures=_figures(boards, over, pair),
+        reports={id(entry): _report(entry, output) for board in boards for entry in board.entries},
+        script=Markup(script),
+        style=Markup(style),
+        policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'",
     )
 
 
 def _figures(boards: Sequence[Board], over: str | None, pair: str | None) -> dict[int, list[Figure]]:
     """Return the figures of each board, by its id."""
     gaps = gap_figures(boards)
-    paths = {id(board): path_figure(board, over, f"over-{n}") for n, board in enumerate(boards)} if over else {}
-    pairs = {id(board): pair_figure(board, pair, f"pair-{n}") for n, board in enumerate(boards)} if pair else {}
+    paths = {id(board): path_figure(board, over) for board in boards} if over else {}
+    pairs = {id(board): pair_figure(board, pair) for board in boards} if pair else {}
     if over and not any(paths.values()):
         raise BastionError(f"over: no two trained and measured runs differ in {over} alone")
     if pair and not any(pairs.values()):

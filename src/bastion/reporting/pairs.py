@@ -14,14 +14,14 @@ from bastion.reporting.figures import Figure
 WIDTH = 0.38  # of a bar
 
 
-def pair_figure(board: Board, word: str, key: str) -> Figure | None:
+def pair_figure(board: Board, word: str) -> Figure | None:
     """Draw paired bars: `vit-s-heavy` and `vit-s-convstem-heavy` differ by the word `convstem`."""
     by_name = {entry.model: entry for entry in board.entries}
     pairs = [(by_name[other], entry) for entry in board.entries if (other := _without(entry.model, word)) in by_name]
     columns = [column for column in board.columns if column.is_share and _any(pairs, column)]
     if not pairs:
         return None
-    panels = [_panel(pairs, column, word, f"{key}-{number}") for number, column in enumerate(columns)]
+    panels = [_panel(pairs, column, word) for column in columns]
     caption = f"Pale: without {word}; full: with it. Whiskers are 95 % intervals over images."
     return Figure(f"With and without {word}", panels, caption, legend=False)
 
@@ -35,11 +35,10 @@ def _any(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn) -> boo
     return any(None not in (one.value(column), other.value(column)) for one, other in pairs)
 
 
-def _panel(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn, word: str, key: str) -> Markup:
+def _panel(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn, word: str) -> Markup:
     shown = [pair for pair in pairs if _any([pair], column)]
-    with svg.figure(420, 300) as drawn:
-        axes = svg.axes(drawn, left=44, right=14, top=30, bottom=74)
-        axes.set_title(f"{column.short} (%)", loc="left", fontsize=13)
+    with svg.panel(420, 300, left=44, right=14, bottom=74) as axes:
+        axes.set_title(f"{column.short} (%)")
         for place, pair in enumerate(shown):
             for side, entry, alpha in ((-0.5, pair[0], 0.35), (0.5, pair[1], 0.9)):
                 found: Estimate = entry.numbers[column.key]
@@ -48,5 +47,4 @@ def _panel(pairs: Sequence[tuple[Entry, Entry]], column: LeaderboardColumn, word
                 axes.plot([x, x], [100 * found.low, 100 * found.high], color=svg.INK, linewidth=1.2)
         axes.set_xticks(range(len(shown)), [pair[0].model for pair in shown], rotation=20, ha="right")
         axes.set_ylim(bottom=0)
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{column.short}: with and without {word}", styled=False)
+        return svg.inline(axes, f"{column.short}: with and without {word}", styled=False)

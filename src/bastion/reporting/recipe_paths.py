@@ -27,7 +27,7 @@ class Point(NamedTuple):
     entry: Entry
 
 
-def path_figure(board: Board, setting: str, key: str) -> Figure | None:
+def path_figure(board: Board, setting: str) -> Figure | None:
     """Plot clean accuracy and the column that the board is sorted by over a setting such as `optimizer.l1`."""
     groups: dict[str, list[Point]] = {}
     for entry in board.entries:
@@ -38,7 +38,7 @@ def path_figure(board: Board, setting: str, key: str) -> Figure | None:
     several = [group for group in groups.values() if len({point.value for point in group}) > 1]
     paths = [sorted(group, key=lambda point: point.value) for group in several]
     columns = dict.fromkeys([*board.columns_of("clean")[:1], board.sorted_by])
-    panels = [_panel(paths, column, setting, f"{key}-{number}") for number, column in enumerate(columns)]
+    panels = [_panel(paths, column, setting) for column in columns]
     caption = (
         f"Each line joins runs whose recipes differ in {setting} only; where there are several seeds, it goes through "
         "their mean. Bars are 95 % intervals over images."
@@ -73,27 +73,24 @@ def _split_setting(recipe: Mapping[str, Any], setting: str, entry: Entry) -> tup
     return float(value), storage.fingerprint(rest)
 
 
-def _panel(paths: Sequence[Sequence[Point]], column: LeaderboardColumn, setting: str, key: str) -> Markup:
-    with svg.figure(420, 280) as drawn:
-        axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
-        axes.set_title(f"{column.short} (%)", loc="left", fontsize=13)
+def _panel(paths: Sequence[Sequence[Point]], column: LeaderboardColumn, setting: str) -> Markup:
+    with svg.panel(420, 280, left=44, right=14) as axes:
+        axes.set(title=f"{column.short} (%)", xlabel=setting)
         for number, path in enumerate(paths):
             _draw(axes, [point for point in path if point.entry.value(column) is not None], column, number)
         _scale(axes, sorted({point.value for path in paths for point in path}))
-        axes.set_xlabel(setting)
         axes.set_ylim(bottom=0)
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{column.short} over {setting}", styled=False)
+        return svg.inline(axes, f"{column.short} over {setting}", styled=False)
 
 
 def _draw(axes: Axes, path: Sequence[Point], column: LeaderboardColumn, number: int) -> None:
-    paint, sign = svg.colour(number), svg.marker(number)
+    paint = svg.colour(number)
     by_value: dict[float, list[float]] = {}
     for value, entry in path:
         found = entry.numbers[column.key]
         by_value.setdefault(value, []).append(100 * found.value)
         axes.plot([value, value], [100 * found.low, 100 * found.high], color=paint, alpha=0.45, linewidth=4)
-        axes.plot(value, 100 * found.value, sign, color=paint, markersize=7, markeredgecolor=svg.PAPER)
+        axes.plot(value, 100 * found.value, linestyle="", **svg.line_style(number))
     axes.plot(list(by_value), [float(np.mean(each)) for each in by_value.values()], color=paint, linewidth=1.6)
 
 

@@ -9,23 +9,24 @@ from markupsafe import Markup
 
 from bastion.measuring.facts import Facts
 from bastion.measuring.intervals import Estimate
+from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.plots import HEIGHT, WIDTH, draw_line, head
+from bastion.reporting.figures import fact
+from bastion.reporting.plots import HEIGHT, WIDTH, draw_line
 from bastion.reporting.robustness_curves import Line
 from bastion.reporting.tables import SharedTable
 
 HIGHEST = 0.5**0.5  # cycles per pixel, along the diagonal
 
 
-def energy_panel(table: SharedTable, label: str, shape: Sequence[int] | None, title: str, key: str) -> Markup:
+def energy_panel(table: SharedTable, case: MeasuredCase, shape: Sequence[int] | None, title: str) -> Markup:
     """Draw the shares of energy in rings of frequencies; dotted: white noise on images of this shape."""
-    columns = [row.facts.columns[f"{label}/energy"] for row in table.rows]
+    columns = [fact(row, case, "energy") for row in table.rows]
     bins = columns[0].shape[1]
     centres = [(ring + 0.5) * HIGHEST / bins for ring in range(bins)]
-    with svg.figure(WIDTH, HEIGHT) as figure:
-        axes = svg.axes(figure, left=34, right=14, top=30, bottom=44)
-        head(axes, f"{title} (%)")
+    with svg.panel(WIDTH, HEIGHT, left=34, right=14) as axes:
+        axes.set_title(f"{title} (%)", x=-0.09, pad=14)
         for row, column in zip(table.rows, columns, strict=True):
             draw_line(axes, Line(row.run.number, centres, by_ring(row.facts, column)), is_step=False)
         if shape is not None:
@@ -34,8 +35,7 @@ def energy_panel(table: SharedTable, label: str, shape: Sequence[int] | None, ti
         axes.set_xlim(0, HIGHEST)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("frequency (cycles per pixel)")
-        axes.grid(axis="y")
-        return svg.inline(figure, key, f"{title} by frequency")
+        return svg.inline(axes, f"{title} by frequency")
 
 
 def by_ring(facts: Facts, energy: Column) -> list[Estimate]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import matplotlib
@@ -24,6 +26,7 @@ MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplo
 
 # matplotlib draws with placeholder colours, which `inline` replaces by CSS variables.
 INK, MUTED, GRID, PAPER = "#000001", "#000002", "#000003", "#000004"
+_NUMBER = "\0"  # in ids, for the number of a picture on its page; no text can have it, as it is not printable
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _RUNS = [f"#0001{position:02x}" for position in range(COLOURS)]
 _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} | {
@@ -41,6 +44,8 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 13,
     "grid.color": GRID,
     "xtick.color": GRID,
     "ytick.color": GRID,
@@ -58,18 +63,31 @@ def colour(number: int) -> str:
     return _RUNS[number % COLOURS]
 
 
+def line_style(number: int, markersize: float = 7) -> dict[str, Any]:
+    """Colour and marker of a run, for matplotlib."""
+    return {"color": colour(number), "marker": marker(number), "markersize": markersize, "markeredgecolor": PAPER}
+
+
 @contextmanager
-def figure(width: int, height: int) -> Iterator[Figure]:
-    """Create a figure with its size in CSS pixels."""
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+def panel(
+    width: int,
+    height: int,
+    *,
+    left: int,
+    right: int,
+    top: int = 30,
+    bottom: int = 44,
+    grid: str = "y",
+    projection: str | None = None,
+) -> Iterator[Axes]:
+    """Create axes within margins, in CSS pixels, with grid lines at the ticks of `grid`: x, y, both or empty."""
+    style = _STYLE | {"axes.grid": bool(grid), "axes.grid.axis": grid or "both"}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
         # matplotlib only measures text; the browser draws it, and has fonts for all characters.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        yield Figure(figsize=(width / 72, height / 72), dpi=72)
-
-
-def axes(drawn: Figure, *, left: int, right: int, top: int, bottom: int) -> Axes:
-    width, height = 72 * drawn.get_size_inches()
-    return drawn.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+        box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+        yield figure.add_axes(box, projection=projection)
 
 
 def decades(axis: Axis) -> None:
@@ -88,17 +106,17 @@ def _plain(value: float) -> str:
     return f"{factor}10{str(power).translate(_SUPERSCRIPTS)}"
 
 
-def inline(drawn: Figure, key: str, title: str, *, styled: bool = True) -> Markup:
-    """Convert the figure to an SVG element with the page's colours, unique ids, no namespaces and a title.
+def inline(axes: Axes, title: str, *, styled: bool = True) -> Markup:
+    """Convert a panel to an SVG element with the page's colours, a title, no namespaces, and ids for `with_unique_ids`.
 
     `styled` False: plain attributes instead of style attributes, for pages whose policy forbids those.
     """
-    file = io.StringIO()
+    drawn, file = cast(Figure, axes.figure), io.StringIO()
     drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(printable(file.getvalue()))
     for element in root.iter():
         element.tag = _local(element.tag)
-        attributes = {_local(name): _adapt(name, value, key) for name, value in element.attrib.items()}
+        attributes = {_local(name): _adapt(name, value) for name, value in element.attrib.items()}
         element.attrib = attributes if styled else _unstyled(attributes)
     for element in root.findall(".//defs"):
         for sheet in element.findall("style"):
@@ -121,11 +139,17 @@ def _local(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def _adapt(name: str, value: str, key: str) -> str:
+def _adapt(name: str, value: str) -> str:
     if name == "style":
         return re.sub("#0000[0-9a-f]{2}|#0001[0-9a-f]{2}", lambda match: f"var({_VARIABLES[match[0]]})", value)
     if name == "id":
-        return f"{key}-{value}"
+        return f"svg-{_NUMBER}-{value}"
     if _local(name) in ("href", "clip-path"):
-        return value.replace("#", f"#{key}-")
+        return value.replace("#", f"#svg-{_NUMBER}-")
     return value
+
+
+def with_unique_ids(page: str) -> str:
+    """Number the pictures of a page in their ids."""
+    numbers = itertools.count()
+    return re.sub("<svg .*?</svg>", lambda match: match[0].replace(_NUMBER, str(next(numbers))), page, flags=re.DOTALL)

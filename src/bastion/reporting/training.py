@@ -37,37 +37,30 @@ def training_panels(runs: Sequence[ReportedRun]) -> list[Markup]:
     robust = curves(runs, "robust_accuracy", "robust", 100)
     top = min(100.0, 1.1 * max([10.0, *(curve.values.max() for curve in clean + robust)]))
     panels = (
-        (loss, "training loss", None, "training-loss"),
-        (clean, "clean accuracy (%)", (0, top), "training-clean"),
-        (robust, "accuracy under attack (%)", (0, top), "training-robust"),
+        (loss, "training loss", None),
+        (clean, "clean accuracy (%)", (0, top)),
+        (robust, "accuracy under attack (%)", (0, top)),
     )
-    return [_panel(drawn, label, limits, key) for drawn, label, limits, key in panels if drawn]
+    return [_panel(drawn, label, limits) for drawn, label, limits in panels if drawn]
 
 
-def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | None, key: str) -> Markup:
-    with svg.figure(360, 260) as figure:
-        axes = svg.axes(figure, left=34, right=8, top=30, bottom=42)
+def _panel(drawn: Sequence[Curve], label: str, limits: tuple[float, float] | None) -> Markup:
+    with svg.panel(360, 260, left=34, right=8, bottom=42) as axes:
         for curve in drawn:
+            paint = {"color": svg.colour(curve.number)}
             looks: dict[Form, dict[str, Any]] = {
-                "batches": {"linewidth": 1.6, "alpha": 0.75},
-                "seen": {"linewidth": 1.6, "linestyle": (0, (4, 2))},
-                "held out": {
-                    "linestyle": "",
-                    "marker": svg.marker(curve.number),
-                    "markersize": 7,
-                    "markeredgecolor": svg.PAPER,
-                },
+                "batches": {**paint, "linewidth": 1.6, "alpha": 0.75},
+                "seen": {**paint, "linewidth": 1.6, "linestyle": (0, (4, 2))},
+                "held out": {"linestyle": "", **svg.line_style(curve.number)},
             }
-            axes.plot(curve.epochs, curve.values, color=svg.colour(curve.number), clip_on=False, **looks[curve.form])
+            axes.plot(curve.epochs, curve.values, clip_on=False, **looks[curve.form])
+        axes.set_title(label, x=-0.08, pad=14)
         axes.set_xlabel("epoch")
-        axes.set_ylabel(label, rotation=0, ha="left", color=svg.INK, fontsize=13)
-        axes.yaxis.set_label_coords(-0.08, 1.06)
         axes.set_xlim(left=0)
         if limits:
             axes.set_ylim(*limits)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.grid(axis="y")
-        return svg.inline(figure, key, f"{label} over the epochs of training")
+        return svg.inline(axes, f"{label} over the epochs of training")
 
 
 def curves(runs: Sequence[ReportedRun], step_key: str, accuracy: str | None, unit: float) -> list[Curve]:

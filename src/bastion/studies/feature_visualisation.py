@@ -17,7 +17,7 @@ from bastion.forward import device_of, frozen
 from bastion.settings import Count, NotNegative, Positive, settings
 from bastion.studies import studies
 from bastion.threat import Threat, at_size
-from bastion.types import Batch, DataSet, Study, Tapped
+from bastion.types import Batch, DataSet, Study, tapped
 
 FIRST = 10  # number of units by default
 
@@ -169,18 +169,14 @@ def penultimate(model: nn.Module, x: Tensor) -> Tensor:
 
 def block_channels(model: nn.Module, x: Tensor, number: int) -> Tensor:
     """(B, channels): a block's output, averaged over positions."""
-    if not isinstance(model, Tapped):
-        raise BastionError(
-            f"study feature-visualisation: {type(model).__name__} does not show its blocks; give a bastion Classifier, "
-            "or set `layer` to logits or penultimate"
-        )
-    blocks = model.blocks()
+    shown = tapped(model, "study feature-visualisation, layer")
+    blocks = shown.blocks()
     if not -len(blocks) <= number < len(blocks):
         raise BastionError(
             f"study feature-visualisation: no block {number}, the model has {len(blocks)}; "
             f"choose from 0 to {len(blocks) - 1}, or from -1 to {-len(blocks)} from the end"
         )
-    with model.tap("blocks") as taps:
+    with shown.tap("blocks") as taps:
         model(x)
     output = taps.blocks[blocks[number].name]
     if output.ndim == 4 and not is_channels_last(output):

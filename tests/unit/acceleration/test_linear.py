@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bastion.acceleration import accelerate
 from bastion.acceleration.linear import Linear, use_onednn
@@ -81,3 +82,78 @@ def test_a_vit_under_attack_is_a_copy_by_onednn_and_the_given_one_is_not_touched
         torch.testing.assert_close(accelerated.logits(x), model(x), rtol=0, atol=1e-5)
     assert Linear not in {type(each) for each in model.modules()}
     assert all(each.requires_grad for each in model.parameters())
+
+
+class InPlace(nn.Module):
+    """Writes over what its layers return, as many MLPs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(12, 20), nn.ReLU(inplace=True), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.first(x.reshape(len(x), -1, 12))
+        tokens += 1
+        logits: Tensor = self.last(self.act(tokens)).mean(1)
+        return logits
+
+
+class Gated(nn.Module):
+    """The weight of a layer is computed from the image, unless that is dark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(12, 3)
+        self.weight = nn.Parameter(self.layer.weight.detach().clone())
+        del self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.weight = self.weight * (1 + F.relu(x.mean() - 0.6))  # type: ignore[assignment]
+        logits: Tensor = self.layer(x.reshape(len(x), -1, 12)).mean(1)
+        return logits
+
+
+class Mapped(nn.Module):
+    """Its head runs under torch.vmap, where no operator of oneDNN does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = torch.vmap(self.head)(self.norm(self.conv(x)).mean((2, 3)))
+        return made
+
+
+@pytest.mark.parametrize("model", [InPlace(), Gated(), Mapped()], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("brightness", [0.2, 1.0])
+def test_unusual_models_keep_their_logits_and_gradients(model: nn.Module, brightness: float) -> None:
+    model = model.eval()
+    x, accelerated = brightness * torch.rand(4, 3, 8, 8), accelerate(model)
+
+    def gradient(network: nn.Module) -> Tensor:
+        point = x.clone().requires_grad_()
+        return torch.autograd.grad(network(point).square().sum(), point)[0]
+
+    expected = gradient(model)
+    with accelerated.ready(x):
+        assert accelerated.copied
+        torch.testing.assert_close(accelerated.logits(x), model(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(gradient(accelerated.network), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch.func itself uses it
+def test_a_model_whose_saved_tensors_cannot_be_measured_runs_as_it_is() -> None:
+    class Tangent(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            _, tangent = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+            return tangent.mean(3).mean(2)
+
+    model, x = Tangent().eval(), torch.rand(2, 3, 4, 4)
+    accelerated = accelerate(model)
+    with accelerated.ready(x):
+        assert not accelerated.copied
+        assert torch.equal(accelerated.logits(x), model(x))

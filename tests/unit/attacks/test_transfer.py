@@ -212,7 +212,7 @@ def test_the_self_ensemble_of_one_block_is_mi_fgsm() -> None:
 
 def test_self_ensemble_refuses_models_whose_head_fits_the_last_block_only(make_linear: MakeLinear) -> None:
     model, batch = make_linear()
-    with pytest.raises(BastionError, match="Linear does not show any"):
+    with pytest.raises(BastionError, match="which modules of Linear are residual blocks"):
         self_ensemble()(model, batch, LINF, seed=0)
     resnet = checkpoint.build({"name": "timm/resnet18", "num_classes": 3}, mean=(0.5,) * 3, std=(0.5,) * 3).eval()
     batch = Batch(torch.arange(1), torch.rand(1, 3, 32, 32), torch.tensor([0]))

@@ -144,7 +144,7 @@ def test_which_of_two_equal_objects_is_used_is_part_of_the_model(of: Any) -> Non
     assert not of(model(0)).matches(of(model(1)))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_scripted_models_are_recognised(of: Any, tiny_model: Classifier) -> None:
     network = nn.Sequential(tiny_model.network, nn.Hardtanh(-100, 100))
     other = nn.Sequential(tiny_model.network, nn.Hardtanh(-200, 100))

@@ -190,6 +190,7 @@ def test_the_sequence_of_a_mean_begins_with_its_bounds_and_ends_with_the_truth()
     assert mean_sequence(np.zeros(0), 100, -1, 2)[1:] == (-1.0, 2.0, 0)
     values = np.random.default_rng(0).random(1000)
     assert mean_sequence(values, 1000)[:3] == pytest.approx((values.mean(),) * 3)
+    assert mean_sequence(np.zeros(5), 10, 0, 0) == (0, 0, 0, 5)  # of probes that all have the weight 0
     constant = mean_sequence(np.ones(500), 1000)
     assert constant.low > 0.95 and constant.high == 1
 

@@ -50,6 +50,7 @@ def test_merging_changes_nothing_but_the_number_of_files(store: FactStore) -> No
     assert store.origins(range(20)) == [{"device": "gpu 0"}]
     assert pictures["position"].tolist() == store.pictures(range(40))["position"].tolist() == list(range(8))
     assert np.array_equal(store.pictures(range(40))["clean"][:, 0, 0, 0], np.arange(8))
+    assert store.pictured().tolist() == list(range(8))
     store.merge()
     assert len(list(store.folder.iterdir())) == 1
 

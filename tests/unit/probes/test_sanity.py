@@ -15,7 +15,7 @@ from tests.conftest import MakeLinear
 from torch import Tensor, nn
 
 from bastion import BastionError, Threat
-from bastion.cli import warnings_in_yellow
+from bastion.cli import notes_in_yellow
 from bastion.measuring import sanity
 from bastion.measuring.facts import Facts
 from bastion.measuring.measurement import MeasuredCase, Measurement
@@ -452,8 +452,8 @@ def test_the_terminal_shows_warnings_in_yellow() -> None:
     table = facts_with(**{"[bold]odd": column(0.1)}).table()
     console = Console(force_terminal=True, color_system="standard", width=80, highlight=False)
     with console.capture() as shown:
-        console.print(warnings_in_yellow(table), soft_wrap=True)
+        console.print(notes_in_yellow(table), soft_wrap=True)
     *others, last = shown.get().splitlines()
     assert last == "\x1b[33mwarning: [bold]odd (100 of 1000 examples, probe sanity)\x1b[0m"
     assert "\x1b" not in "".join(others)
-    assert warnings_in_yellow(table).plain == table
+    assert notes_in_yellow(table).plain == table

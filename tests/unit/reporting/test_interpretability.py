@@ -90,7 +90,7 @@ def shown(two: list[Facts]) -> dict[str, Figure]:
 def drawn(runs: list[Facts]) -> dict[str, Figure]:
     """By title."""
     (table,) = shared_tables(read_runs([facts.run.folder for facts in runs]))
-    made = figures.draw(table, "key")
+    made = figures.draw(table)
     assert len({figure.title for figure in made}) == len(made)
     return {figure.title: figure for figure in made}
 

@@ -67,7 +67,7 @@ def cases(**changes: Any) -> dict[str, dict[str, Any]]:
 
 def drawn(facts: Facts) -> dict[str, Figure]:
     (table,) = shared_tables(read_runs([facts.run.folder]))
-    return {figure.title: figure for figure in figures.draw(table, "key")}
+    return {figure.title: figure for figure in figures.draw(table)}
 
 
 @pytest.fixture

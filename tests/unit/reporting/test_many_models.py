@@ -134,7 +134,7 @@ def test_runs_that_differ_in_one_setting_are_a_path(tmp_path: Path) -> None:
         trained(tmp_path / f"vit-{number}-again", l1, robust + 0.01, seed=1)
     trained(tmp_path / "resnet", 1e-5, 0.2, model="resnet/micro")  # alone
     boards, _ = read_boards(tmp_path)
-    figure = path_figure(boards[0], "optimizer.l1", "key")
+    figure = path_figure(boards[0], "optimizer.l1")
     assert figure is not None and len(figure.panels) == 2
     robust = str(figure.panels[1])
     assert "worst case" in robust and all(f">{tick}<" in robust for tick in ("0", "1e-05", "0.0001"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_runs import MakeRun, train_run
 
-from bastion.reporting import plots, training
+from bastion.reporting import plots, svg, training
 from bastion.reporting.tables import SharedTable, read_runs, shared_tables
 from bastion.run import create_run
 
@@ -26,34 +26,34 @@ def drawn_at(svg: str, mark: int) -> list[float]:
 
 
 def test_every_dot_stands_at_its_accuracy(make_run: MakeRun) -> None:
-    svg = plots.accuracy_chart(table_of(make_run), 760, "key")
+    chart = plots.accuracy_chart(table_of(make_run), 760)
     left, right = 6, 760 - 52  # of 0 % and 100 %
     expected = {0: [47.0, 26.5, 26.5], 1: [55.0, 0.0, 0.0]}
     for mark, accuracies in expected.items():
-        assert drawn_at(svg, mark) == pytest.approx([left + x / 100 * (right - left) for x in accuracies], abs=1e-3)
+        assert drawn_at(chart, mark) == pytest.approx([left + x / 100 * (right - left) for x in accuracies], abs=1e-3)
 
 
 def test_charts_take_every_colour_from_the_page(make_run: MakeRun) -> None:
-    svg = plots.accuracy_chart(table_of(make_run), 760, "key")
-    assert not re.search(r"#[0-9a-f]{6}", svg)
-    assert {"--ink", "--muted", "--line", "--paper", "--run-0", "--run-1"} == set(re.findall(r"var\((--[\w-]+)\)", svg))
+    chart = plots.accuracy_chart(table_of(make_run), 760)
+    assert not re.search(r"#[0-9a-f]{6}", chart)
+    assert {"--ink", "--muted", "--line", "--paper", "--run-0", "--run-1"} == set(
+        re.findall(r"var\((--[\w-]+)\)", chart)
+    )
 
 
-def test_charts_keep_their_ids_to_themselves(make_run: MakeRun) -> None:
-    table = table_of(make_run)
-    charts = [plots.accuracy_chart(table, width, key) for width, key in ((760, "a"), (350, "b"))]
-    ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in charts]
-    assert not set(ids[0]) & set(ids[1])
-    for svg, own in zip(charts, ids, strict=True):
-        assert set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', svg)) <= {(each, "") for each in own} | {
-            ("", e) for e in own
-        }
+def test_the_ids_of_a_chart_are_its_own_even_if_it_is_on_a_page_twice(make_run: MakeRun) -> None:
+    chart = plots.accuracy_chart(table_of(make_run), 760)
+    charts = re.findall("<svg .*?</svg>", svg.with_unique_ids(f"<p>{chart}\n{chart}</p>"), re.DOTALL)
+    ids = [re.findall(r'\bid="([^"]+)"', each) for each in charts]
+    assert len({*ids[0], *ids[1]}) == 2 * len(ids[0])
+    for each, own in zip(charts, ids, strict=True):
+        assert {name for pair in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', each) for name in pair} <= {"", *own}
 
 
 @pytest.mark.parametrize("label", ["$x^$ & <script>", "攻撃", "#000001"])
 def test_any_label_can_be_drawn(make_run: MakeRun, label: str) -> None:
-    svg = plots.accuracy_chart(table_of(make_run, label=label), 760, "key")
-    assert label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in svg
+    chart = plots.accuracy_chart(table_of(make_run, label=label), 760)
+    assert label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in chart
 
 
 def test_training_panels_hold_what_was_logged(tmp_path: Path) -> None:

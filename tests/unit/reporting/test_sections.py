@@ -18,8 +18,9 @@ from bastion.reporting.boards import read_boards
 from bastion.reporting.costs import cost_table
 from bastion.reporting.differences import differences
 from bastion.reporting.grids import class_table, confusions, heat_maps
+from bastion.reporting.histograms import distance_panel
 from bastion.reporting.html import report
-from bastion.reporting.robustness_curves import distances, resolution_curves, security_curves
+from bastion.reporting.robustness_curves import Distances, distances, resolution_curves, security_curves
 from bastion.reporting.tables import SharedTable, read_runs, shared_tables
 from bastion.run import create_run
 
@@ -68,6 +69,13 @@ def test_an_image_that_nothing_fools_keeps_the_curve_up(tmp_path: Path) -> None:
     assert [each.value for each in line.estimates] == [0.75, 0.5, 0.25]
     (told,) = distances(table)["far"]
     assert (told.median, told.mistakes, told.unfooled, told.found.tolist()) == (0.5, 1, 1, [0.5, 1.0])
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", ""])
+def test_a_panel_of_distances_begins_at_zero_even_if_nothing_was_found(norm: str) -> None:
+    for found in (np.zeros(0), np.array([0.3])):
+        panel = distance_panel("far", [Distances("run", 0, norm, 0.0, found, 0, 1)])
+        assert ">0<" in panel or ">0.0<" in panel or ">0.00<" in panel
 
 
 def test_all_sections_allow_for_stopping_early(tmp_path: Path) -> None:
@@ -290,7 +298,7 @@ def test_differences_have_the_test_and_the_changed_images_of_compare(make_run: M
 
 
 def test_a_waterfall_falls_from_the_clean_accuracy(everything: SharedTable) -> None:
-    svg = plots.waterfall(everything.rows[0], "autoattack", "key")
+    svg = plots.waterfall(everything.rows[0], "autoattack")
     texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
     clean, after = above(0.2) / N, [above(0.5) / N, above(0.55) / N]
     falls = [clean - after[0], after[0] - after[1]]
@@ -301,6 +309,6 @@ def test_a_waterfall_falls_from_the_clean_accuracy(everything: SharedTable) -> N
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_radii_of_linf_are_written_in_grey_levels(everything: SharedTable, index: int) -> None:
-    svg = plots.curve_panel(security_curves(everything)[index], 0.1, "key")
+    svg = plots.curve_panel(security_curves(everything)[index], 0.1)
     assert ("4/255" in svg) == (index == 0)
     assert ("(ℓ2)" in svg) == (index == 1)

@@ -38,7 +38,7 @@ def measured(tiny_model: Classifier, tiny_data: DataSet, tmp_path: Path) -> Fact
 
 def drawn(facts: Facts) -> dict[str, Figure]:
     (table,) = shared_tables(read_runs([facts.run.folder]))
-    return {figure.title: figure for figure in figures.draw(table, "key")}
+    return {figure.title: figure for figure in figures.draw(table)}
 
 
 def test_every_study_has_its_figures_and_the_page_shows_them(measured: Facts, tmp_path: Path) -> None:

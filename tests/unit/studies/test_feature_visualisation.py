@@ -130,7 +130,9 @@ def test_bad_input_is_a_line(tiny_model: Classifier, tiny_data: DataSet) -> None
         FeatureVisualisation(units=(0, 8)).parts(model, tiny_data)
     with pytest.raises(BastionError, match="which of its modules are residual blocks is not known"):
         FeatureVisualisation(layer=0).parts(model, tiny_data)
-    with pytest.raises(BastionError, match="Signs does not show its blocks; give a bastion Classifier"):
+    with pytest.raises(
+        BastionError, match="layer: which modules of Signs are residual blocks .* give a bastion Classifier"
+    ):
         FeatureVisualisation(layer=0).parts(Signs(), tiny_data)
     with pytest.raises(BastionError, match="no block 3, the model has 3; choose from 0 to 2, or from -1 to -3"):
         FeatureVisualisation(layer=3).parts(small_vit(size=8).float(), tiny_data)

@@ -1,17 +1,18 @@
 """Figures of the report, by the name of the probe or study whose facts they show. One file each; no torch.
 
     @figures.register("norms")
-    def norms(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]: ...
+    @by_case
+    def norms(table: SharedTable, case: MeasuredCase) -> list[Figure]: ...
 
-`cases` are those of this probe or study in the suite, the same in every row of the table. `key` is the prefix of
-the ids of all that is drawn, so that ids are unique on a page.
+`case` is one of this probe or study in the suite, the same in every row of the table. Without `by_case` the function
+gets all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -19,7 +20,6 @@ from markupsafe import Markup
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.registry import Registry
-from bastion.reporting import svg
 from bastion.reporting.tables import SharedTable, TableRow
 
 
@@ -44,7 +44,19 @@ class Figure:
 figures: Registry[list[Figure]] = Registry("figure", __name__, Figure)  # type: ignore[arg-type]
 
 
-def draw(table: SharedTable, key: str) -> list[Figure]:
+def by_case(
+    draw_case: Callable[[SharedTable, MeasuredCase], Iterable[Figure]],
+) -> Callable[[SharedTable, Sequence[MeasuredCase]], list[Figure]]:
+    """Make a function that draws one case into one that draws all of a probe or study."""
+
+    @functools.wraps(draw_case)
+    def draw_cases(table: SharedTable, cases: Sequence[MeasuredCase]) -> list[Figure]:
+        return [figure for case in cases for figure in draw_case(table, case)]
+
+    return draw_cases
+
+
+def draw(table: SharedTable) -> list[Figure]:
     """The figures of all probes and studies, in the order of the suite."""
     by_name: dict[str, list[MeasuredCase]] = {}
     for case in table.about.cases:
@@ -53,7 +65,7 @@ def draw(table: SharedTable, key: str) -> list[Figure]:
         figure
         for name, cases in by_name.items()
         if name in figures.names()
-        for figure in figures.factory(name)(table, cases, f"{key}-{name}")
+        for figure in figures.factory(name)(table, cases)
     ]
 
 
@@ -65,14 +77,3 @@ def fact(row: TableRow, case: MeasuredCase, name: str) -> Column:
 def single_fact(row: TableRow, case: MeasuredCase, name: str) -> Column:
     """A fact of a study that has one part."""
     return np.asarray(fact(row, case, name)[0])
-
-
-def line_style(row: TableRow, markersize: float = 7) -> dict[str, Any]:
-    """Colour and marker of a run, for matplotlib."""
-    number = row.run.number
-    return {
-        "color": svg.colour(number),
-        "marker": svg.marker(number),
-        "markersize": markersize,
-        "markeredgecolor": svg.PAPER,
-    }

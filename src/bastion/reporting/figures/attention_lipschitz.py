@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
@@ -11,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, fact, figures, line_style
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
@@ -28,13 +26,11 @@ COLUMNS = ["largest measured", "residual", "bound for tokens as long", "bound fo
 
 
 @figures.register("attention-lipschitz")
-def attention_lipschitz(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    found = []
-    for number, case in enumerate(cases):
-        panels = [draw(table, case, f"{key}-{number}-{draw.__name__}") for draw in (_by_block, _by_scale)]
-        numbers = Table(["run", *COLUMNS], [(row.name, _cells(row, case)) for row in table.rows])
-        found.append(Figure(f"{case.label}: Lipschitz constants of self-attention", panels, CAPTION, numbers))
-    return found
+@by_case
+def attention_lipschitz(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    panels = [_by_block(table, case), _by_scale(table, case)]
+    numbers = Table(["run", *COLUMNS], [(row.name, _cells(row, case)) for row in table.rows])
+    return [Figure(f"{case.label}: Lipschitz constants of self-attention", panels, CAPTION, numbers)]
 
 
 def _attending(table: SharedTable, case: MeasuredCase) -> list[TableRow]:
@@ -51,47 +47,38 @@ def _fact(row: TableRow, case: MeasuredCase, name: str) -> Column:
     return fact(row, case, name).astype(np.float64)
 
 
-def _by_block(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
-    with svg.figure(360, 250) as drawn:
-        axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
-        axes.set_title("Lipschitz constant by block", loc="left", fontsize=13, x=-0.15)
-        axes.set_yscale("log")
+def _by_block(table: SharedTable, case: MeasuredCase) -> Markup:
+    with svg.panel(360, 250, left=46, right=12) as axes:
+        axes.set_title("Lipschitz constant by block", x=-0.15)
+        axes.set(yscale="log", xlabel="block, from input to output")
         for row in _attending(table, case):
             blocks, paint = 1 + _fact(row, case, "block"), svg.colour(row.run.number)
-            axes.plot(blocks, _fact(row, case, "measured").max(1), linewidth=2, **line_style(row))
+            axes.plot(blocks, _fact(row, case, "measured").max(1), linewidth=2, **svg.line_style(row.run.number))
             axes.plot(blocks, _fact(row, case, "bound"), color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
         svg.decades(axes.yaxis)
-        axes.set_xlabel("block, from input to output")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{case.label}: Lipschitz constant of attention by block")
+        return svg.inline(axes, f"{case.label}: Lipschitz constant of attention by block")
 
 
-def _by_scale(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
-    with svg.figure(360, 250) as drawn:
-        axes = svg.axes(drawn, left=46, right=12, top=30, bottom=44)
-        axes.set_title("and of scaled tokens", loc="left", fontsize=13, x=-0.15)
-        axes.set(xscale="log", yscale="log")
+def _by_scale(table: SharedTable, case: MeasuredCase) -> Markup:
+    with svg.panel(360, 250, left=46, right=12) as axes:
+        axes.set_title("and of scaled tokens", x=-0.15)
+        axes.set(xscale="log", yscale="log", xlabel="scale of the tokens")
         for row in _attending(table, case):
             scale, paint = _fact(row, case, "scale")[0], svg.colour(row.run.number)
-            axes.plot(scale, np.median(_fact(row, case, "scaled"), axis=0), linewidth=2, **line_style(row))
-            bound = np.median(_fact(row, case, "scaled_bound"), axis=0)
+            middle, bound = (np.median(_fact(row, case, name), axis=0) for name in ("scaled", "scaled_bound"))
+            axes.plot(scale, middle, linewidth=2, **svg.line_style(row.run.number))
             axes.plot(scale, bound, color=paint, linewidth=1.6, linestyle=(0, (5, 3)))
         svg.decades(axes.xaxis)
         svg.decades(axes.yaxis)
-        axes.set_xlabel("scale of the tokens")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{case.label}: Lipschitz constant of attention at scaled tokens")
+        return svg.inline(axes, f"{case.label}: Lipschitz constant of attention at scaled tokens")
 
 
 def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     if not _attends(row, case):
         return ["no attention of a known form", *["–"] * (len(COLUMNS) - 1)]
-    measured, own, every = (
-        _fact(row, case, "measured").max(1),
-        _fact(row, case, "reached_bound"),
-        _fact(row, case, "bound"),
-    )
+    measured = _fact(row, case, "measured").max(1)
+    own, every = _fact(row, case, "reached_bound"), _fact(row, case, "bound")
     return [
         quantity(float(measured.max())),
         f"{_fact(row, case, 'residual').max():.0e}",

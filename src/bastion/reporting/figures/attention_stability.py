@@ -12,9 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import strips, svg
-from bastion.reporting.figures import Figure, Table, fact, figures, line_style
-from bastion.reporting.histograms import HEIGHT, WIDTH, Histogram, histogram
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
+from bastion.reporting.histograms import Histogram, histogram
 from bastion.reporting.pictures import run_mark, to_bytes
+from bastion.reporting.plots import HEIGHT, WIDTH
 from bastion.reporting.strips import Tile
 from bastion.reporting.tables import SharedTable
 
@@ -26,29 +27,15 @@ SQUARE = (224, 30, 38)
 
 
 @figures.register("attention-stability")
-def attention_stability(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    found = []
-    for number, case in enumerate(cases):
-        found += [
-            _similarities(table, case, f"{key}-{number}"),
-            _heads(table, case, f"{key}-heads-{number}"),
-            *_over_masks(table, case, f"{key}-masks-{number}"),
-            *_pictures(table, case),
-        ]
-    return found
+@by_case
+def attention_stability(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    figure, heads = _similarities(table, case), _heads(table, case)
+    return [figure, heads, *_over_masks(table, case), *_pictures(table, case)]
 
 
-def _similarities(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+def _similarities(table: SharedTable, case: MeasuredCase) -> Figure:
     masks = fact(table.rows[0], case, "similarity_by_mask").shape[1]
-    shown = [
-        Histogram(row.run.number, values, float(values.mean()), float(values.min()))
-        for row in table.rows
-        for values in [fact(row, case, "similarity")]
-    ]
-    panels = [
-        histogram(shown, "images", "cosine similarity of attention", f"{key}-images"),
-        _layers(table, case, f"{key}-layers"),
-    ]
+    panels = [_histogram([fact(row, case, "similarity") for row in table.rows], table, "images"), _layers(table, case)]
     drawn = "one mask" if masks == 1 else f"{masks} masks"
     return Figure(
         f"{case.label}: attention on clean and on occluded images",
@@ -60,39 +47,43 @@ def _similarities(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
     )
 
 
-def _layers(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
-    with svg.figure(WIDTH, HEIGHT) as drawn:
-        axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
-        axes.set_title("cosine similarity", loc="left", x=-0.13, pad=10, fontsize=13)
+def _histogram(by_row: Sequence[Column], table: SharedTable, title: str) -> Markup:
+    shown = [
+        Histogram(row.run.number, values, float(values.mean()), float(values.min()))
+        for row, values in zip(table.rows, by_row, strict=True)
+    ]
+    return histogram(shown, title, "cosine similarity of attention")
+
+
+def _layers(table: SharedTable, case: MeasuredCase) -> Markup:
+    with svg.panel(WIDTH, HEIGHT, left=46, right=14, top=34) as axes:
+        axes.set_title("cosine similarity", x=-0.13, pad=10)
         for row in table.rows:
             by_layer = np.nanmean(fact(row, case, "similarity_by_head"), axis=2)  # (n, layers)
             layers, paint = np.arange(1, by_layer.shape[1] + 1), svg.colour(row.run.number)
             low, high = np.quantile(by_layer, [0.05, 0.95], axis=0)
             axes.fill_between(layers, low, high, color=paint, alpha=0.15, linewidth=0)
-            axes.plot(layers, by_layer.mean(0), linewidth=2, clip_on=False, **line_style(row))
+            axes.plot(layers, by_layer.mean(0), linewidth=2, clip_on=False, **svg.line_style(row.run.number))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(top=1)
         axes.set_xlabel("attention layer, from input to output")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{case.label}: cosine similarity of attention by layer")
+        return svg.inline(axes, f"{case.label}: cosine similarity of attention by layer")
 
 
-def _heads(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+def _heads(table: SharedTable, case: MeasuredCase) -> Figure:
     """A heat map of layers and heads for each model."""
     means = [fact(row, case, "similarity_by_head").mean(0) for row in table.rows]  # (layers, heads)
     low, high = min(map(np.nanmin, means)), max(map(np.nanmax, means))
     panels = []
-    for place, (row, mean) in enumerate(zip(table.rows, means, strict=True)):
-        with svg.figure(WIDTH, HEIGHT) as drawn:
-            axes = svg.axes(drawn, left=46, right=14, top=34, bottom=44)
-            axes.set_title(row.name, loc="left", x=-0.13, pad=10, fontsize=13)
+    for row, mean in zip(table.rows, means, strict=True):
+        with svg.panel(WIDTH, HEIGHT, left=46, right=14, top=34, grid="") as axes:
+            axes.set_title(row.name, x=-0.13, pad=10)
             layers, heads = (np.arange(count + 1) + 0.5 for count in mean.shape)
             axes.pcolormesh(layers, heads, np.ma.masked_invalid(mean.T), cmap="viridis", vmin=low, vmax=high)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_xlabel("attention layer, from input to output")
-            axes.set_ylabel("head")
-            panels.append(svg.inline(drawn, f"{key}-{place}", f"{row.name}: similarity of attention by layer and head"))
+            axes.set(xlabel="attention layer, from input to output", ylabel="head")
+            panels.append(svg.inline(axes, f"{row.name}: similarity of attention by layer and head"))
     return Figure(
         f"{case.label}: attention by layer and head",
         panels,
@@ -118,19 +109,16 @@ def _table(table: SharedTable, case: MeasuredCase) -> Table:
     return Table(["run", "mean", "5 % of images below", "lowest", "layers × heads"], rows)
 
 
-def _over_masks(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+def _over_masks(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """Fig. 4, last column: single images under many masks."""
     masks = fact(table.rows[0], case, "similarity_by_mask").shape[1]
     if masks < MANY:
         return []
-    panels = []
-    for place, name in enumerate(strips.first_images(table, case, EXAMPLES)):
-        shown = [
-            Histogram(row.run.number, values, float(values.mean()), float(values.min()))
-            for row in table.rows
-            for values in [fact(row, case, "similarity_by_mask")[place]]
-        ]
-        panels.append(histogram(shown, f"{name}: masks", "cosine similarity of attention", f"{key}-{place}"))
+    by_row = [fact(row, case, "similarity_by_mask") for row in table.rows]
+    panels = [
+        _histogram([values[place] for values in by_row], table, f"{name}: masks")
+        for place, name in enumerate(strips.first_images(table, case, EXAMPLES))
+    ]
     caption = "Mean over heads and layers; dashed lines are means over the masks, triangles the lowest."
     return [Figure(f"{case.label}: one image under {masks} masks", panels, caption)]
 

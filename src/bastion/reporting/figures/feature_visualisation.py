@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bastion.measuring.measurement import MeasuredCase
-from bastion.reporting.figures import Figure, fact, figures
+from bastion.reporting.figures import Figure, by_case, fact, figures
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grid
 from bastion.reporting.tables import SharedTable, TableRow
@@ -14,12 +12,9 @@ COLUMNS = 4
 
 
 @figures.register("feature-visualisation")
-def feature_visualisation(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+@by_case
+def feature_visualisation(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """A grid for each model, and the images that the search began with, if they are images."""
-    return [_of_case(table, case) for case in cases]
-
-
-def _of_case(table: SharedTable, case: MeasuredCase) -> Figure:
     panels = [
         grid(row.run.number, row.name, _pictures(row, case), columns=COLUMNS, about=f"Excites a unit of {row.name}")
         for row in table.rows
@@ -29,7 +24,7 @@ def _of_case(table: SharedTable, case: MeasuredCase) -> Figure:
         starts = [Picture(data_uri(image)) for image in first]
         panels.insert(0, grid(None, "start", starts, columns=COLUMNS, about="Start"))
     caption = "Below a picture is the unit, and its activation at the start and at the end of the search."
-    return Figure(f"Images that excite units ({case.label})", panels, caption, legend=False)
+    return [Figure(f"Images that excite units ({case.label})", panels, caption, legend=False)]
 
 
 def _pictures(row: TableRow, case: MeasuredCase) -> list[Picture]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bastion.measuring.measurement import MeasuredCase
-from bastion.reporting.figures import Figure, fact, figures
+from bastion.reporting.figures import Figure, by_case, fact, figures
 from bastion.reporting.plots import curve_panel
 from bastion.reporting.robustness_curves import CurveChart, Line
 from bastion.reporting.tables import SharedTable
@@ -18,13 +16,12 @@ FILTERED = {
 
 
 @figures.register("frequency")
-def frequency(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [
-        _figure(table, case, what, f"{key}-{number}-{what}") for number, case in enumerate(cases) for what in FILTERED
-    ]
+@by_case
+def frequency(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    return [_figure(table, case, what) for what in FILTERED]
 
 
-def _figure(table: SharedTable, case: MeasuredCase, what: str, key: str) -> Figure:
+def _figure(table: SharedTable, case: MeasuredCase, what: str) -> Figure:
     cutoffs = [float(each) for each in case.spec["cutoffs"]]
     panels = []
     for column, title in FILTERED[what].items():
@@ -34,7 +31,7 @@ def _figure(table: SharedTable, case: MeasuredCase, what: str, key: str) -> Figu
             for seen in [fact(row, case, column)]
         ]
         chart = CurveChart(title, "", False, lines, "cut-off (cycles per pixel)")
-        panels.append(curve_panel(chart, table.chance, f"{key}-{column}"))
+        panels.append(curve_panel(chart, table.chance))
     caption = (
         f"Only frequencies up to the cut-off, or only those above it, are left of the {what}. "
         "Bands are 95 % intervals, the dotted line is chance."

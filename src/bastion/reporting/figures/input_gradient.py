@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.gallery import side_by_side
 from bastion.reporting.histograms import Histogram, histogram
 from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled_by_std, to_bytes
@@ -23,19 +23,13 @@ MEASURES = {"alignment": "|⟨x, g⟩| / ‖g‖", "cosine": "|cos(x, g)|", "cor
 
 
 @figures.register("input-gradient")
-def input_gradient(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [made for number, case in enumerate(cases) for made in _of_case(table, case, f"{key}-{number}")]
-
-
-def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+@by_case
+def input_gradient(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     positions, kept = side_by_side(table, case.label)
     shape = kept[0]["clean"].shape if len(positions) else None
-    panels = [
-        energy_panel(table, case.label, shape, "energy of the gradient", f"{key}-energy"),
-        _histogram(table, case.label, f"{key}-correlation"),
-    ]
+    panels = [energy_panel(table, case, shape, "energy of the gradient"), _histogram(table, case)]
     caption = "Left: mean shares of the energy in rings of frequencies; dotted: white noise. Right: dashed are means."
-    numbers = Figure(f"Input gradients ({case.label})", panels, caption, _table(table, case.label))
+    numbers = Figure(f"Input gradients ({case.label})", panels, caption, _table(table, case))
     return [_gallery(table, case, kept), numbers] if len(positions) else [numbers]
 
 
@@ -51,16 +45,16 @@ def _gallery(table: SharedTable, case: MeasuredCase, kept: Sequence[dict[str, Co
     return Figure(f"Input gradients as pictures ({case.label})", panels, caption, legend=False)
 
 
-def _histogram(table: SharedTable, label: str, key: str) -> Markup:
-    columns = [(row, row.facts.columns[f"{label}/correlation"]) for row in table.rows]
+def _histogram(table: SharedTable, case: MeasuredCase) -> Markup:
+    columns = [(row, fact(row, case, "correlation")) for row in table.rows]
     found = [(row, column[np.isfinite(column)]) for row, column in columns]
     shown = [Histogram(row.run.number, values, float(values.mean())) for row, values in found if len(values)]
-    return histogram(shown, "images", "|correlation| of image and gradient", key) if shown else Markup()
+    return histogram(shown, "images", "|correlation| of image and gradient") if shown else Markup()
 
 
-def _table(table: SharedTable, label: str) -> Table:
+def _table(table: SharedTable, case: MeasuredCase) -> Table:
     rows = [
-        (row.name, [quantity_cell(row.facts.estimate(row.facts.columns[f"{label}/{name}"])) for name in MEASURES])
+        (row.name, [quantity_cell(row.facts.estimate(fact(row, case, name))) for name in MEASURES])
         for row in table.rows
     ]
     return Table(["mean, 95 % interval", *MEASURES.values()], rows)

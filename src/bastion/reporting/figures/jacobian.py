@@ -15,7 +15,7 @@ from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, fact, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import norm_sign, quantity
 
@@ -42,13 +42,10 @@ DISTANCES = (
 
 
 @figures.register("jacobian")
-def jacobian(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    found = []
-    for number, case in enumerate(cases):
-        name = f"{key}-{number}"
-        found += [_violins(table, case, part, f"{name}-{part}") for part in TITLES if part in case.columns]
-        found += [_aggregates(table, case), *_distances(table, case, f"{name}-distance")]
-    return found
+@by_case
+def jacobian(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    violins = [_violins(table, case, part) for part in TITLES if part in case.columns]
+    return [*violins, _aggregates(table, case), *_distances(table, case)]
 
 
 def values(facts: Facts, case: MeasuredCase, part: str) -> Column:
@@ -56,14 +53,11 @@ def values(facts: Facts, case: MeasuredCase, part: str) -> Column:
     return facts.columns[f"{case.label}/{part}"][..., 0].astype(np.float64)
 
 
-def _violins(table: SharedTable, case: MeasuredCase, part: str, key: str) -> Figure:
+def _violins(table: SharedTable, case: MeasuredCase, part: str) -> Figure:
     """A panel of violins for each run, all with the same scale."""
     by_row = [values(row.facts, case, part) for row in table.rows]
     everything = np.concatenate([each[np.isfinite(each)] for each in by_row])
-    panels = [
-        _violin_panel(row, each, everything, f"{key}-{number}")
-        for number, (row, each) in enumerate(zip(table.rows, by_row, strict=True))
-    ]
+    panels = [_violin_panel(row, each, everything) for row, each in zip(table.rows, by_row, strict=True)]
     without = sum(int(np.isnan(each).all(0).sum()) for each in by_row)
     caption = "Each violin is the distribution over the images, with its median and its quartiles."
     if without:
@@ -71,10 +65,9 @@ def _violins(table: SharedTable, case: MeasuredCase, part: str, key: str) -> Fig
     return Figure(f"{case.label}: {TITLES[part]}", panels, caption)
 
 
-def _violin_panel(row: TableRow, by_block: Column, everything: Column, key: str) -> Markup:
-    with svg.figure(WIDTH, HEIGHT) as drawn:
-        axes = svg.axes(drawn, left=40, right=10, top=30, bottom=44)
-        axes.set_title(row.name, loc="left", fontsize=13, x=-0.11)
+def _violin_panel(row: TableRow, by_block: Column, everything: Column) -> Markup:
+    with svg.panel(WIDTH, HEIGHT, left=40, right=10) as axes:
+        axes.set_title(row.name, x=-0.11)
         for number, column in enumerate(by_block.T, 1):
             column = column[np.isfinite(column)]
             if len(column):
@@ -84,8 +77,7 @@ def _violin_panel(row: TableRow, by_block: Column, everything: Column, key: str)
         axes.set_xlim(0.4, by_block.shape[1] + 0.6)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
         axes.set_xlabel("block, from input to output")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{row.name}: largest singular values by block")
+        return svg.inline(axes, f"{row.name}: largest singular values by block")
 
 
 def _violin(axes: Axes, column: Column, number: int, paint: str) -> None:
@@ -151,12 +143,12 @@ def estimate_cell(found: Estimate, spread: str = "") -> Markup:
     return Markup("{}<small>{} to {}, n = {}</small>").format(value, quantity(found.low), quantity(found.high), found.n)
 
 
-def _distances(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+def _distances(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """Scatter plots of the exponent and the smallest distance, for every probe `distortion` of the suite."""
     wanted = [each for each in table.about.cases if each.spec.get("name") == "distortion"]
     if not wanted or "exponent" not in case.columns:
         return []
-    panels = [_scatter(table, case, each, f"{key}-{number}") for number, each in enumerate(wanted)]
+    panels = [_scatter(table, case, each) for each in wanted]
     compared = {"Σσ of F": "exponent", "σ of the network": "network"}
     compared = {name: column for name, column in compared.items() if column in case.columns}
     rows = [
@@ -179,27 +171,17 @@ def _pairs(facts: Facts, case: MeasuredCase, distortion: MeasuredCase, column: s
     return found[distance > 0], distance[distance > 0]
 
 
-def _scatter(table: SharedTable, case: MeasuredCase, distortion: MeasuredCase, key: str) -> Markup:
+def _scatter(table: SharedTable, case: MeasuredCase, distortion: MeasuredCase) -> Markup:
     sign = norm_sign(str(distortion.spec.get("norm", "")))
-    with svg.figure(WIDTH, HEIGHT) as drawn:
-        axes = svg.axes(drawn, left=48, right=14, top=30, bottom=44)
-        axes.set_title(f"smallest distance ({sign})", loc="left", fontsize=13, x=-0.14)
+    with svg.panel(WIDTH, HEIGHT, left=48, right=14, grid="both") as axes:
+        axes.set_title(f"smallest distance ({sign})", x=-0.14)
         for row in table.rows:
             exponent, distance = _pairs(row.facts, case, distortion, "exponent")
             finite = np.isfinite(distance)
-            axes.plot(
-                exponent[finite],
-                distance[finite],
-                svg.marker(row.run.number),
-                color=svg.colour(row.run.number),
-                markeredgecolor=svg.PAPER,
-                markersize=6,
-                alpha=0.75,
-            )
+            axes.plot(exponent[finite], distance[finite], linestyle="", alpha=0.75, **svg.line_style(row.run.number, 6))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("Σσ of F over the blocks")
-        axes.grid()
-        return svg.inline(drawn, key, f"{distortion.label}: smallest distance over the sum of singular values")
+        return svg.inline(axes, f"{distortion.label}: smallest distance over the sum of singular values")
 
 
 def _correlation(facts: Facts, case: MeasuredCase, distortion: MeasuredCase, column: str) -> str:

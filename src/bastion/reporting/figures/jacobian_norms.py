@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from bastion.measuring.measurement import MeasuredCase
-from bastion.reporting.figures import Figure, Table, fact, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.figures.jacobian import estimate_cell
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
@@ -26,22 +24,15 @@ CAPTION = (
 
 
 @figures.register("jacobian-norms")
-def jacobian_norms(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [
-        Figure(
-            f"{case.label}: the bound without singular values",
-            caption=CAPTION,
-            table=Table(["run", *COLUMNS.values()], [(row.name, _cells(row, case)) for row in table.rows]),
-        )
-        for case in cases
-    ]
+@by_case
+def jacobian_norms(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    numbers = Table(["run", *COLUMNS.values()], [(row.name, _cells(row, case)) for row in table.rows])
+    return [Figure(f"{case.label}: the bound without singular values", caption=CAPTION, table=numbers)]
 
 
 def _cells(row: TableRow, case: MeasuredCase) -> list[str]:
     facts = {name: fact(row, case, name).astype(np.float64) for name in case.columns}
     exact = np.nanmax(facts["sigma"], axis=1)
     by_block = np.sqrt(facts["norm_1"] * facts["norm_inf"]) / facts["sigma"]
-    cells: list[str] = []
-    for column in (facts["table_2"], exact, facts["looseness"]):
-        cells.append(estimate_cell(row.facts.estimate(column)))
-    return [*cells, quantity(float(np.nanmedian(by_block)))]
+    means = [row.facts.estimate(column) for column in (facts["table_2"], exact, facts["looseness"])]
+    return [*map(estimate_cell, means), quantity(float(np.nanmedian(by_block)))]

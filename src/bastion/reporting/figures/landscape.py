@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, fact, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
@@ -37,32 +37,26 @@ class LossGrid(NamedTuple):
 
 
 @figures.register("landscape")
-def landscape(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [figure for number, case in enumerate(cases) for figure in _of_case(table, case, f"{key}-{number}")]
-
-
-def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
+@by_case
+def landscape(table: SharedTable, case: MeasuredCase) -> Iterator[Figure]:
     by_name = {name: [_grid(row, case, name) for row in table.rows] for name in LOSSES if name in case.columns}
     grids = [grid for shown in by_name.values() for grid in shown]
     rises = Table(["run", "loss", *(f"rise at {radius:g}" for radius in RADII)], [_rises(grid) for grid in grids])
     if len(grids[0].beta) == 1:
-        panels = [_lines(shown, f"{key}-{name}") for name, shown in by_name.items()]
-        return [Figure(f"Loss along a direction ({case.label})", panels, CAPTION, rises)]
-    top, found = _top(grids), []
+        yield Figure(f"Loss along a direction ({case.label})", [*map(_lines, by_name.values())], CAPTION, rises)
+        return
+    top = _top(grids)
     levels = _levels(grids, top)
     for name, shown in by_name.items():
-        contours = [_contours(grid, levels, f"{key}-{name}-{number}") for number, grid in enumerate(shown)]
-        surfaces = [_surface(grid, top, f"{key}-{name}-surface-{number}") for number, grid in enumerate(shown)]
-        found += [
-            Figure(f"Contours of the {name} loss ({case.label})", contours, legend=False),
-            Figure(f"The {name} loss as a surface ({case.label})", surfaces, legend=False),
-        ]
+        contours, surfaces = [_contours(grid, levels) for grid in shown], [_surface(grid, top) for grid in shown]
+        yield Figure(f"Contours of the {name} loss ({case.label})", contours, legend=False)
+        yield Figure(f"The {name} loss as a surface ({case.label})", surfaces, legend=False)
     caption = CAPTION + " All panels share contours and heights."
     if any((grid.loss > top).any() for grid in grids):
         caption += f" Surfaces are cut off at {top:.3g}."
     if missing := sum(int(np.count_nonzero(~np.isfinite(grid.loss))) for grid in grids):
         caption += f" At {missing} points the loss is not finite."
-    return [*found, Figure(f"Rise of the loss ({case.label})", caption=caption, table=rises)]
+    yield Figure(f"Rise of the loss ({case.label})", caption=caption, table=rises)
 
 
 def _grid(row: TableRow, case: MeasuredCase, name: str) -> LossGrid:
@@ -96,25 +90,24 @@ def _centre(grid: LossGrid) -> float:
     return float(grid.loss[len(grid.alpha) // 2, len(grid.beta) // 2])
 
 
-def _contours(grid: LossGrid, levels: Sequence[float], key: str) -> Markup:
-    with svg.figure(340, 340) as drawn:
-        axes = svg.axes(drawn, left=44, right=14, top=30, bottom=44)
-        axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
+def _contours(grid: LossGrid, levels: Sequence[float]) -> Markup:
+    with svg.panel(340, 340, left=44, right=14, grid="") as axes:
+        axes.set_title(f"{grid.row.name}: {grid.name} loss")
         paint = svg.colour(grid.row.run.number)
         for level in levels:  # each a layer more of the same colour
             axes.contourf(grid.beta, grid.alpha, grid.loss, [level, np.inf], colors=[paint], alpha=0.09)
         lines = axes.contour(grid.beta, grid.alpha, grid.loss, levels, colors=[paint], linewidths=1.1)
         axes.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=10, colors=[svg.INK])
-        axes.plot(0, 0, svg.marker(grid.row.run.number), color=paint, markersize=8, markeredgecolor=svg.PAPER)
+        axes.plot(0, 0, linestyle="", **svg.line_style(grid.row.run.number, 8))
         axes.set_xlabel("β")
         axes.set_ylabel("α", rotation=0)
-        return svg.inline(drawn, key, f"{grid.row.name}: contours of the {grid.name} loss around the weights")
+        return svg.inline(axes, f"{grid.row.name}: contours of the {grid.name} loss around the weights")
 
 
-def _surface(grid: LossGrid, top: float, key: str) -> Markup:
-    with svg.figure(340, 300) as drawn:
-        axes: Any = drawn.add_axes((0.0, 0.0, 0.94, 0.94), projection="3d")
-        axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left", fontsize=13)
+def _surface(grid: LossGrid, top: float) -> Markup:
+    axes: Any
+    with svg.panel(340, 300, left=0, right=20, top=18, bottom=0, grid="", projection="3d") as axes:
+        axes.set_title(f"{grid.row.name}: {grid.name} loss", loc="left")
         beta, alpha = np.meshgrid(grid.beta, grid.alpha)
         paint = svg.colour(grid.row.run.number)
         # Filled with the paper's colour, so that what is behind stays hidden.
@@ -134,21 +127,18 @@ def _surface(grid: LossGrid, top: float, key: str) -> Markup:
         for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
             axis.set_pane_color((0, 0, 0, 0))
             axis._axinfo["grid"] |= {"color": svg.GRID, "linewidth": 0.6}
-        return svg.inline(drawn, key, f"{grid.row.name}: the {grid.name} loss around the weights as a surface")
+        return svg.inline(axes, f"{grid.row.name}: the {grid.name} loss around the weights as a surface")
 
 
-def _lines(grids: Sequence[LossGrid], key: str) -> Markup:
-    with svg.figure(360, 260) as drawn:
-        axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
-        axes.set_title(f"{grids[0].name} loss", loc="left", fontsize=13)
+def _lines(grids: Sequence[LossGrid]) -> Markup:
+    with svg.panel(360, 260, left=44, right=10) as axes:
+        axes.set(title=f"{grids[0].name} loss", xlabel="α")
         for grid in grids:
             axes.plot(grid.alpha, grid.loss[:, 0], color=svg.colour(grid.row.run.number), linewidth=2)
         if any(len(_on_log_scale(grid.loss)) for grid in grids):
             axes.set_yscale("log")
             svg.decades(axes.yaxis)
-        axes.set_xlabel("α")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{grids[0].name} loss along a random direction")
+        return svg.inline(axes, f"{grids[0].name} loss along a random direction")
 
 
 def _rises(grid: LossGrid) -> tuple[str, list[str]]:

@@ -23,10 +23,10 @@ EXAMPLES, PICTURES = 2, 8
 
 
 @figures.register("occlusion")
-def occlusion(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def occlusion(table: SharedTable, cases: Sequence[MeasuredCase]) -> list[Figure]:
     several = [case for case in cases if _masks(table.rows[0], case) > 1]
-    found = [_accuracies(table, several, key)] if several else []
-    found += [_confidences(table, case, f"{key}-{case.label}") for case in several if _is_many(table, case)]
+    found = [_accuracies(table, several)] if several else []
+    found += [_confidences(table, case) for case in several if _masks(table.rows[0], case) >= MANY]
     return found + [figure for case in cases if (figure := _pictures(table, case))]
 
 
@@ -34,16 +34,11 @@ def _masks(row: TableRow, case: MeasuredCase) -> int:
     return int(fact(row, case, "right_by_mask").shape[1])
 
 
-def _is_many(table: SharedTable, case: MeasuredCase) -> bool:
-    return _masks(table.rows[0], case) >= MANY
-
-
-def _accuracies(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> Figure:
+def _accuracies(table: SharedTable, cases: Sequence[MeasuredCase]) -> Figure:
     boxed = cases if table.n > 1 else []  # a single image has no accuracy to draw
-    panels = [_boxes(table, case, f"{key}-{number}") for number, case in enumerate(boxed)]
     return Figure(
         "Accuracy over occlusion masks",
-        panels,
+        [_boxes(table, case) for case in boxed],
         "Each box is of accuracies on all images, one for each mask: median, quartiles, and whiskers to the furthest "
         "value within 1.5 times their distance. A star is the accuracy on clean images, a number the mean over masks. "
         "Every image has masks of its own, so boxes get narrower, and deviations smaller with more images; the "
@@ -52,19 +47,16 @@ def _accuracies(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> 
     )
 
 
-def _boxes(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
+def _boxes(table: SharedTable, case: MeasuredCase) -> Markup:
     """Fig. 2, right: a horizontal box plot for each model."""
-    height = ROW * len(table.rows) + 76
-    with svg.figure(WIDTH, height) as drawn:
-        axes = svg.axes(drawn, left=6, right=52, top=30, bottom=46)
-        axes.set_title(case.label, loc="left", fontsize=13)
+    with svg.panel(WIDTH, ROW * len(table.rows) + 76, left=6, right=52, bottom=46, grid="x") as axes:
+        axes.set_title(case.label)
         for line, row in enumerate(table.rows):
             _draw_box(axes, line, row, case)
         axes.set(ylim=(len(table.rows) - 0.5, -0.5), yticks=[])
         axes.spines["left"].set_visible(False)
-        axes.grid(axis="x")
         axes.set_xlabel(f"images classified right (%), {_masks(table.rows[0], case)} masks")
-        return svg.inline(drawn, key, f"{case.label}: accuracy over occlusion masks, by model")
+        return svg.inline(axes, f"{case.label}: accuracy over occlusion masks, by model")
 
 
 def _draw_box(axes: Axes, line: int, row: TableRow, case: MeasuredCase) -> None:
@@ -111,7 +103,7 @@ def _table(table: SharedTable, cases: Sequence[MeasuredCase]) -> Table:
     return Table(["run", "clean", *masks, "right under all", "depends on the mask"], rows)
 
 
-def _confidences(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+def _confidences(table: SharedTable, case: MeasuredCase) -> Figure:
     """Histograms of the confidence in the first images, each under many masks."""
     panels = []
     for place, name in enumerate(strips.first_images(table, case, EXAMPLES)):
@@ -123,7 +115,7 @@ def _confidences(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
             )
             for row in table.rows
         ]
-        panels.append(histogram(shown, f"{name}: masks", "probability of the true class", f"{key}-{place}"))
+        panels.append(histogram(shown, f"{name}: masks", "probability of the true class"))
     return Figure(
         f"{case.label}: one image under {_masks(table.rows[0], case)} masks",
         panels,

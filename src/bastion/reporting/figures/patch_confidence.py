@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -11,7 +10,7 @@ from bastion.measuring.facts import SHARE
 from bastion.measuring.intervals import Estimate
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import strips, svg
-from bastion.reporting.figures import Figure, Table, fact, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.pictures import run_mark
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, with_interval
@@ -23,20 +22,12 @@ FEW = 3  # with more models, bars have no room for numbers
 
 
 @figures.register("patch-confidence")
-def patch_confidence(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    found = []
-    for number, case in enumerate(cases):
-        found += [
-            Figure(
-                f"{case.label}: confidence in the true class",
-                [_bars(table, case, f"{key}-{number}")],
-                f"Means over {table.n} images with 95 % intervals; the same patches are attacked by PGD, noisy or "
-                "occluded.",
-                _table(table, case),
-            ),
-            *_pictures(table, case),
-        ]
-    return found
+@by_case
+def patch_confidence(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    means = f"Means over {table.n} images with 95 % intervals"
+    caption = f"{means}; the same patches are attacked by PGD, noisy or occluded."
+    title = f"{case.label}: confidence in the true class"
+    return [Figure(title, [_bars(table, case)], caption, _table(table, case)), *_pictures(table, case)]
 
 
 def _names(case: MeasuredCase) -> dict[str, str]:
@@ -48,12 +39,11 @@ def _estimate(row: TableRow, case: MeasuredCase, change: str) -> Estimate:
     return row.facts.estimate(fact(row, case, f"{change}_confidence"), SHARE)
 
 
-def _bars(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
+def _bars(table: SharedTable, case: MeasuredCase) -> Markup:
     names, count = _names(case), len(table.rows)
     width = 0.76 / count
-    with svg.figure(WIDTH, HEIGHT) as drawn:
-        axes = svg.axes(drawn, left=38, right=8, top=30, bottom=44)
-        axes.set_title("probability of the true class (%)", loc="left", x=-0.1, fontsize=13)
+    with svg.panel(WIDTH, HEIGHT, left=38, right=8) as axes:
+        axes.set_title("probability of the true class (%)", x=-0.1)
         for line, row in enumerate(table.rows):
             colour = svg.colour(row.run.number)
             for place, change in enumerate(CHANGES):
@@ -77,8 +67,7 @@ def _bars(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
         )
         axes.set_ylim(0, 1.12 * max(axes.get_ylim()[1], 1))
         axes.tick_params(axis="x", length=0, labelcolor=svg.INK)
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{case.label}: probability of the true class by change of the patches")
+        return svg.inline(axes, f"{case.label}: probability of the true class by change of the patches")
 
 
 def _table(table: SharedTable, case: MeasuredCase) -> Table:

@@ -8,7 +8,7 @@ import numpy as np
 
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting.figures import Figure, Table, fact, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.gallery import choose, pixel_scale, predicted_picture, side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grey, grid, rescaled
@@ -21,19 +21,16 @@ COLUMNS = ("clean", "adversarial", "perturbation", "in grey")
 
 
 @figures.register("perturbation")
-def perturbation(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+@by_case
+def perturbation(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """Perturbations of the same images for all models, their energy by frequency, and which models recognise them."""
-    return [made for number, case in enumerate(cases) for made in _of_case(table, case, f"{key}-{number}")]
-
-
-def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> list[Figure]:
     positions, kept = side_by_side(table, case.label)
     shape = kept[0]["clean"].shape if len(positions) else None
     about = f"{case.label}, {case.threat}"
     shown = [
         Figure(
             f"Perturbations by frequency ({about})",
-            [energy_panel(table, case.label, shape, "energy of δ", key)],
+            [energy_panel(table, case, shape, "energy of δ")],
             "Mean share of the energy in rings of frequencies. Dotted: white noise.",
         ),
         *(_table(table, case, top) for top in (1, 5)),

@@ -14,7 +14,7 @@ from bastion.measuring.facts import Facts
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, by_case, figures
 from bastion.reporting.figures.jacobian import values
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, quantity
@@ -50,20 +50,13 @@ class Growth:
 
 
 @figures.register("perturbation-growth")
-def perturbation_growth(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    found = []
-    for number, case in enumerate(cases):
-        grown = [growth(row.facts, case) for row in table.rows]
-        drawn = [
-            _panel(row, each, f"{key}-{number}-{line}")
-            for line, (row, each) in enumerate(zip(table.rows, grown, strict=True))
-            if len(each.attacked)
-        ]
-        bounded = any(each.product is not None for each in grown)
-        title = f"{case.label}: growth of perturbations" + (f", {case.threat}" if case.threat else "")
-        caption = CAPTION + (BOUNDED if bounded else UNBOUNDED)
-        found.append(Figure(title, drawn, caption, _table(table, grown, bounded=bounded)))
-    return found
+@by_case
+def perturbation_growth(table: SharedTable, case: MeasuredCase) -> list[Figure]:
+    grown = [growth(row.facts, case) for row in table.rows]
+    panels = [_panel(row, each) for row, each in zip(table.rows, grown, strict=True) if len(each.attacked)]
+    bounded = any(each.product is not None for each in grown)
+    title = f"{case.label}: growth of perturbations" + (f", {case.threat}" if case.threat else "")
+    return [Figure(title, panels, CAPTION + (BOUNDED if bounded else UNBOUNDED), _table(table, grown, bounded=bounded))]
 
 
 def growth(facts: Facts, case: MeasuredCase) -> Growth:
@@ -93,11 +86,10 @@ def _bounds(facts: Facts, attacked: Column, entering: Column) -> list[Column]:
         return [np.hstack([first, first * np.cumprod(between * each, axis=1)]) for each in factors]
 
 
-def _panel(row: TableRow, grown: Growth, key: str) -> Markup:
-    with svg.figure(360, 270) as drawn:
-        axes = svg.axes(drawn, left=46, right=82, top=36, bottom=44)
-        axes.set_title(row.name, loc="left", fontsize=13, x=-0.2, pad=12)
-        axes.set_yscale("log")
+def _panel(row: TableRow, grown: Growth) -> Markup:
+    with svg.panel(360, 270, left=46, right=82, top=36) as axes:
+        axes.set_title(row.name, x=-0.2, pad=12)
+        axes.set(yscale="log", xlabel="blocks passed")
         paint = svg.colour(row.run.number)
         blocks = np.arange(grown.attacked.shape[1])
         low, high = np.quantile(grown.attacked, [0.25, 0.75], axis=0)
@@ -119,9 +111,7 @@ def _panel(row: TableRow, grown: Growth, key: str) -> Markup:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.set_xlim(0, blocks[-1])
         svg.decades(axes.yaxis)
-        axes.set_xlabel("blocks passed")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{row.name}: length of the perturbation after each block")
+        return svg.inline(axes, f"{row.name}: length of the perturbation after each block")
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, str]]) -> None:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures, line_style, single_fact
+from bastion.reporting.figures import Figure, Table, figures, single_fact
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import quantity
 
@@ -26,9 +26,9 @@ COLUMNS = ["loss", "rise in the ball", "largest eigenvalue", "smallest found", "
 
 
 @figures.register("sharpness")
-def sharpness(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+def sharpness(table: SharedTable, cases: Sequence[MeasuredCase]) -> list[Figure]:
     """A panel for each loss."""
-    panels = [_panel(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
+    panels = [_panel(table, case) for case in cases]
     rows = [
         (f"{row.name}, {case.label}" if len(cases) > 1 else row.name, _cells(row, case))
         for case in cases
@@ -37,19 +37,16 @@ def sharpness(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> li
     return [Figure("Sharpness", panels, CAPTION, Table(["run", *COLUMNS], rows))]
 
 
-def _panel(table: SharedTable, case: MeasuredCase, key: str) -> Markup:
-    with svg.figure(360, 250) as drawn:
-        axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
-        axes.set_title(f"{case.label}: eigenvalues of the Hessian", loc="left", fontsize=13)
+def _panel(table: SharedTable, case: MeasuredCase) -> Markup:
+    with svg.panel(360, 250, left=44, right=10) as axes:
+        axes.set(title=f"{case.label}: eigenvalues of the Hessian", xlabel="the largest first")
         for row in table.rows:
-            values = single_fact(row, case, "eigenvalues")
-            errors = single_fact(row, case, "residuals")
-            axes.errorbar(np.arange(1, len(values) + 1), values, errors, linewidth=1.3, **line_style(row))
+            values, errors = (single_fact(row, case, name) for name in ("eigenvalues", "residuals"))
+            places = np.arange(1, len(values) + 1)
+            axes.errorbar(places, values, errors, linewidth=1.3, **svg.line_style(row.run.number))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("the largest first")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{case.label}: largest eigenvalues of the Hessian")
+        return svg.inline(axes, f"{case.label}: largest eigenvalues of the Hessian")
 
 
 def _cells(row: TableRow, case: MeasuredCase) -> list[str]:

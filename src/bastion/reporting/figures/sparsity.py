@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures, single_fact
+from bastion.reporting.figures import Figure, Table, by_case, figures, single_fact
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import percent, quantity
 
@@ -30,25 +30,21 @@ CAPTION = (
 
 
 @figures.register("sparsity")
-def sparsity(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+@by_case
+def sparsity(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """A panel for each kind of weights that any of the models has."""
-    return [_of_case(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
-
-
-def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
     margin = float(case.spec.get("margin", 0.01))
     shown = [number for number in range(len(KINDS)) if any(_count(row, case, number) for row in table.rows)]
-    panels = [_panel(table, case, number, f"{key}-{number}") for number in shown]
+    panels = [_panel(table, case, number) for number in shown]
     columns = ["run", *(KINDS[number] for number in shown), "all, by tensor", "kurtosis"]
     rows = [(row.name, _cells(row, case, shown)) for row in table.rows]
     caption = CAPTION.replace("0.01", f"{margin:g}")
-    return Figure("Sparsity of the weights", panels, caption, Table(columns, rows))
+    return [Figure("Sparsity of the weights", panels, caption, Table(columns, rows))]
 
 
-def _panel(table: SharedTable, case: MeasuredCase, number: int, key: str) -> Markup:
-    with svg.figure(360, 250) as drawn:
-        axes = svg.axes(drawn, left=44, right=10, top=30, bottom=44)
-        axes.set_title(f"{KINDS[number]}: density", loc="left", fontsize=13)
+def _panel(table: SharedTable, case: MeasuredCase, number: int) -> Markup:
+    with svg.panel(360, 250, left=44, right=10) as axes:
+        axes.set(title=f"{KINDS[number]}: density", xlabel="value of a weight")
         for row in table.rows:
             counts = single_fact(row, case, "histogram")[number]
             if not counts.sum():
@@ -59,9 +55,7 @@ def _panel(table: SharedTable, case: MeasuredCase, number: int, key: str) -> Mar
             axes.stairs(np.where(density > 0, density, np.nan), edges, color=paint, linewidth=1.3, baseline=None)
         axes.set_yscale("log")
         svg.decades(axes.yaxis)
-        axes.set_xlabel("value of a weight")
-        axes.grid(axis="y")
-        return svg.inline(drawn, key, f"{KINDS[number]}: density of their values")
+        return svg.inline(axes, f"{KINDS[number]}: density of their values")
 
 
 def _cells(row: TableRow, case: MeasuredCase, shown: Sequence[int]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from bastion.measuring.facts import SHARE
 from bastion.measuring.measurement import MeasuredCase
 from bastion.measuring.store import Column
-from bastion.reporting.figures import Figure, Table, figures
+from bastion.reporting.figures import Figure, Table, by_case, fact, figures
 from bastion.reporting.gallery import predicted_picture, side_by_side
 from bastion.reporting.grids import class_name
 from bastion.reporting.pictures import Picture, data_uri, grid, rescaled_by_std, to_bytes
@@ -18,9 +19,10 @@ COLUMNS = ("start", "made", "change")
 
 
 @figures.register("synthesis")
-def synthesis(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
+@by_case
+def synthesis(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     """Start and result of the synthesis for each model, and which models recognise the class."""
-    return [made for case in cases for made in (*_gallery(table, case), _table(table, case))]
+    return [*_gallery(table, case), _table(table, case)]
 
 
 def _gallery(table: SharedTable, case: MeasuredCase) -> list[Figure]:
@@ -54,10 +56,9 @@ def _pictures(row: TableRow, case: MeasuredCase, kept: Mapping[str, Column], pla
 def _table(table: SharedTable, case: MeasuredCase) -> Figure:
     rows = []
     for row in table.rows:
-        facts, recognised = row.facts, row.facts.columns.get(f"{case.label}/recognised")
-        columns = [facts.columns[f"{case.label}/{name}"] for name in ("success", "confidence")]
-        others = [] if recognised is None else list(recognised.T)
-        rows.append((row.name, [share_cell(facts.estimate(column)) for column in (*columns, *others)]))
+        columns = [fact(row, case, name) for name in ("success", "confidence")]
+        columns += list(fact(row, case, "recognised").T) if "recognised" in case.columns else []
+        rows.append((row.name, [share_cell(row.facts.estimate(column, SHARE)) for column in columns]))
     names = ["made for", "predicted by it", "its confidence", *case.spec.get("classifiers", ())]
     caption = "The share of images whose target is predicted by the model they were made for, and by others."
     title = f"Images made for a class ({case.label}): who recognises it"

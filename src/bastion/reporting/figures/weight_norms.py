@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -11,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bastion.measuring.measurement import MeasuredCase
 from bastion.reporting import svg
-from bastion.reporting.figures import Figure, Table, figures, line_style, single_fact
+from bastion.reporting.figures import Figure, Table, by_case, figures, single_fact
 from bastion.reporting.tables import SharedTable, TableRow
 from bastion.reporting.wording import count, quantity
 from bastion.suite import written
@@ -26,30 +25,24 @@ EPS = 8 / 255  # unless the suite says another
 
 
 @figures.register("weight-norms")
-def weight_norms(table: SharedTable, cases: Sequence[MeasuredCase], key: str) -> list[Figure]:
-    return [_of_case(table, case, f"{key}-{number}") for number, case in enumerate(cases)]
-
-
-def _of_case(table: SharedTable, case: MeasuredCase, key: str) -> Figure:
+@by_case
+def weight_norms(table: SharedTable, case: MeasuredCase) -> list[Figure]:
     columns = [*COLUMNS, f"largest term at ε = {written(float(case.spec.get('eps', EPS)))}"]
-    panels = [_panel(table, case, "spectral", "weight, from input to output", "spectral norm", key)]
+    panels = [_panel(table, case, "spectral", "weight, from input to output", "spectral norm")]
     if any(np.isfinite(single_fact(row, case, "term")).any() for row in table.rows):
-        panels.append(_panel(table, case, "term", "block", "2ε·b₁·b₂ / (γ√n)", key))
-    return Figure("Norms of the weights", panels, CAPTION, Table(columns, [_row(row, case) for row in table.rows]))
+        panels.append(_panel(table, case, "term", "block", "2ε·b₁·b₂ / (γ√n)"))
+    return [Figure("Norms of the weights", panels, CAPTION, Table(columns, [_row(row, case) for row in table.rows]))]
 
 
-def _panel(table: SharedTable, case: MeasuredCase, name: str, across: str, title: str, key: str) -> Markup:
-    with svg.figure(360, 250) as drawn:
-        axes = svg.axes(drawn, left=40, right=10, top=30, bottom=44)
-        axes.set_title(title, loc="left", fontsize=13)
+def _panel(table: SharedTable, case: MeasuredCase, name: str, across: str, title: str) -> Markup:
+    with svg.panel(360, 250, left=40, right=10) as axes:
+        axes.set(title=title, xlabel=across)
         for row in table.rows:
             values = single_fact(row, case, name)
-            axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.3, **line_style(row, markersize=5))
+            axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.3, **svg.line_style(row.run.number, 5))
         axes.set_ylim(bottom=0)
-        axes.set_xlabel(across)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="y")
-        return svg.inline(drawn, f"{key}-{name}", f"{title} by {across}")
+        return svg.inline(axes, f"{title} by {across}")
 
 
 def _row(row: TableRow, case: MeasuredCase) -> tuple[str, list[str]]:

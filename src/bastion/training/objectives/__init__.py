@@ -1,13 +1,7 @@
 """Objectives by name: an inner maximisation and an outer loss."""
 
-from typing import Any
-
 from bastion.registry import Registry
 from bastion.types import Objective
 
 objectives: Registry[Objective] = Registry("objective", __name__, Objective)
-
-
-def __getattr__(name: str) -> Any:
-    """The classes of plug-ins, imported when they are asked for."""
-    return objectives.by_class_name(name)
+__getattr__ = objectives.by_class_name  # the classes of plug-ins, imported when they are asked for
