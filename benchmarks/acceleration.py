@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -48,7 +47,6 @@ def _plain_layout() -> None:
 
 
 OFF: dict[str, Callable[[], None]] = {
-    "freezing": lambda: setattr(acceleration, "frozen", lambda _: nullcontext()),
     "folding": lambda: setattr(copying, "_folded", lambda module: module),
     "channels-last": _plain_layout,
     "onednn": lambda: setattr(copying, "use_onednn", lambda _: None),

@@ -24,14 +24,14 @@ def join() -> tuple[Store, int, int]:
 
     torchrun keeps its store when it starts all processes again, and each of its agents counts the restarts by itself,
     without those for a machine that joins. So rank 0 draws a prefix for the keys, and sends it to the processes that
-    ask for one.
+    ask for one. This process does not end before it has been sent to all: they may start late, when all is measured.
     """
     store, rank, size = _connect()
     if rank:
         prefix = _ask_for_prefix(store, rank)
     else:
         prefix = uuid.uuid4().hex
-        threading.Thread(target=_send_prefix, args=(prefix, size), daemon=True).start()
+        threading.Thread(target=_send_prefix, args=(prefix, size)).start()
     return PrefixStore(prefix, store), rank, size
 
 

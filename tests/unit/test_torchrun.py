@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,6 +43,15 @@ def test_a_process_without_rank_0_says_so(store: dist.TCPStore, monkeypatch: pyt
     monkeypatch.setattr(torchrun, "TIMEOUT", 0.0)
     with pytest.raises(BastionError, match="process 0 did not answer process 1 within 0 minutes"):
         torchrun._ask_for_prefix(store, 1)
+
+
+@pytest.mark.processes
+def test_a_process_that_starts_when_rank_0_has_finished_still_joins(store: dist.TCPStore) -> None:
+    command = [sys.executable, "-c", "from bastion import torchrun; torchrun.join(); print('joined', flush=True)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "WORLD_SIZE": "2"}) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"joined\n"
+        second = subprocess.run(command, env={**os.environ, "WORLD_SIZE": "2", "RANK": "1"}, timeout=60, check=False)
+    assert (first.returncode, second.returncode) == (0, 0)
 
 
 def test_rank_0_waits_for_nobody(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,13 +83,10 @@ class Comparison:
             ]
         )
 
-    def cells(self, model: str) -> list[tuple[str, ...]]:
-        """Return the rows of one model's table: the label, then one text for each of COLUMNS."""
-        return [_cells(row) for row in self.rows if row.model == model]
-
     def table(self) -> str:
         """Return one plain-text table per model."""
-        tables = [f"{self.title(model)}\n{_aligned(self.cells(model))}" for model in self.models]
+        rows = {model: [_cells(row) for row in self.rows if row.model == model] for model in self.models}
+        tables = [f"{self.title(model)}\n{_aligned(rows[model])}" for model in self.models]
         return "\n\n".join([*tables, "\n".join([LEGEND, *(f"note: {note}" for note in self.notes)])])
 
 
