@@ -33,7 +33,7 @@ class Command(TyperCommand):
 
 
 # What people try first: the command that does it.
-ELSEWHERE = {
+OTHER_COMMANDS = {
     **dict.fromkeys(
         ("attack", "eval", "evaluate", "test", "benchmark"), "measure MODEL --attack autoattack --eps 8/255"
     ),
@@ -47,8 +47,8 @@ class Group(TyperGroup):
         return _plain_flags(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in ELSEWHERE and args[0] not in self.commands:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean 'bastion {ELSEWHERE[args[0]]}'?")
+        if args[0] in OTHER_COMMANDS and args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean 'bastion {OTHER_COMMANDS[args[0]]}'?")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -31,7 +31,7 @@ from bastion.suite import written
 from bastion.threat import Norm
 
 Value = TypeVar("Value")
-NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
+AUTOATTACK_NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
 VERSIONS = {
     "standard": ["apgd-ce", "apgd-t", "fab-t", "square"],
     "plus": ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"],
@@ -101,7 +101,7 @@ class AutoAttack:
             raise BastionError("AutoAttack: attacks_to_run is for version='custom'; the other versions have their own")
         self.model = model if isinstance(model, nn.Module) else Function(model, device)
         self.norm, self.epsilon, self.seed, self.verbose, self.version = norm, eps, seed, verbose, version
-        self._norm = _lookup(norm, NORMS, "norm")
+        self._norm = _lookup(norm, AUTOATTACK_NORMS, "norm")
         self.attacks_to_run = [*(_lookup(version, VERSIONS, "version") or attacks_to_run)]
         self.log_path = Path(log_path) if log_path else None
         self.apgd, self.apgd_targeted = ApgdSettings(), ApgdTargetedSettings()
@@ -254,7 +254,7 @@ def benchmark(
             facts = measure(model, source, "cifar10-c", folder=Path(folder) / "run", keep=0, **options).in_memory()
         robust = facts.aggregate("mean corruption accuracy").value
     else:
-        norm = _lookup(threat, {name: NORMS[name] for name in ("Linf", "L2")}, "threat_model")
+        norm = _lookup(threat, {name: AUTOATTACK_NORMS[name] for name in ("Linf", "L2")}, "threat_model")
         if eps is None:
             raise BastionError(f"benchmark: give eps for {threat}, such as eps=8/255")
         source = _clean_data(data, data_dir, preprocessing)

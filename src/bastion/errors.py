@@ -66,14 +66,18 @@ def shown(value: object, *, quoted: bool = True) -> str:
         text = repr(value) if quoted else str(value)
     except (ValueError, RecursionError) as error:  # such as an integer of 5,000 digits
         return f"a {type(value).__name__} ({error})"
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    return shortened(text, 200)
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: max(length - 1, 0)]}…"
 
 
 # Attacks that have no counterpart here; what is called alike is something else.
 NO_COUNTERPART = {"sparsefool", "newtonfool", "gen", "ead", "ddn", "jsma", "onepixel", "pixle"}
 
 # Names in torchattacks, foolbox, advertorch and AutoAttack, without case and punctuation, and ours.
-ELSEWHERE = {
+OTHER_NAMES = {
     "aa": "autoattack",
     "ffgsm": "fgsm-rs",
     "tpgd": "pgd:loss=kl",
@@ -114,7 +118,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         return f"; did you mean '{usual[0]}'?"
     wanted, plain = _letters(word), {_letters(name): name for name in reversed(names)}
     for letters in (wanted, re.sub("^(linf|l2|l1)|attack$", "", wanted)):  # foolbox: L2CarliniWagnerAttack
-        ours = ELSEWHERE.get(letters, plain.get(letters, ""))
+        ours = OTHER_NAMES.get(letters, plain.get(letters, ""))
         if ours.partition(":")[0] in names:
             return f"; did you mean '{ours}'?"
         if letters in NO_COUNTERPART:

@@ -355,11 +355,11 @@ def single_image_gradients(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class _ContiguousNorms(TorchFunctionMode):
-    NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+    KERNELS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self.NORMS:
+        if func not in self.KERNELS:
             return func(*args, **kwargs)
         first, *rest = args or (kwargs.pop("input"),)
         normed = func(first.contiguous(), *rest, **kwargs)

@@ -30,7 +30,7 @@ from rich.segment import Segment
 from rich.table import Column
 from rich.text import Text
 
-from bastion.errors import printable
+from bastion.errors import printable, shortened
 
 
 class SafeConsole(Console):
@@ -66,11 +66,7 @@ class _Note(ProgressColumn):
     def render(self, task: Task) -> Text:
         amount = max(len("100%"), 2 * len(f"{task.total:.0f}") + 1) if task.total else 0
         taken = len(task.description) + SHORTEST_BAR + amount + len("  ETA 0:00:00") + 5
-        return Text(_shortened(task.fields["note"], max(console.width - taken, 0)))
-
-
-def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: max(length - 1, 0)]}…"
+        return Text(shortened(task.fields["note"], max(console.width - taken, 0)))
 
 
 def _columns(unit: str, known: bool) -> list[ProgressColumn]:
@@ -137,7 +133,7 @@ def bar(
     progress = Progress(*columns, console=console, transient=True, disable=hidden, expand=total is not None)
     line = _NotebookLine(progress) if console.is_jupyter and hidden and not silent else None
     with progress:
-        task = progress.add_task(_shortened(description, LONGEST), total=total, note="", ends=None)
+        task = progress.add_task(shortened(description, LONGEST), total=total, note="", ends=None)
         progress.update(task, completed=done)
 
         def advance(

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Gt, MinLen
 from pydantic import BeforeValidator, Field, model_validator
 
-from bastion.errors import ELSEWHERE, BastionError, printable
+from bastion.errors import OTHER_NAMES, BastionError, printable
 from bastion.recipe import Section, Spec, load_yaml, plugin
 from bastion.recipe_files import Changes, merge, nested, parse_changes
 
@@ -286,7 +286,7 @@ def load_suite(name: str | Path | Mapping[str, Any], changes: Changes = ()) -> S
         to_axes = {key: {"to": value, "image_size": None} for key, value in wanted.items() if key in axes}
         rest = {key: value for key, value in wanted.items() if key not in axes}
         if unknown := sorted(rest.keys() - Suite.model_fields.keys()):
-            ours = ELSEWHERE.get(unknown[0])
+            ours = OTHER_NAMES.get(unknown[0])
             near = f"did you mean '{ours}'?" if ours in axes else f"known: {', '.join([*axes, *Suite.model_fields])}"
             raise BastionError(
                 f"{where}: {unknown[0]}: unknown key; {near}; a setting of an attack is "

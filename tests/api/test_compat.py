@@ -21,7 +21,7 @@ from bastion import compat
 from bastion.attacks import Attack
 from bastion.attacks.apgd import APGD
 from bastion.attacks.ensemble import AutoAttack as OurAutoAttack
-from bastion.compat import NORMS, AutoAttack, benchmark
+from bastion.compat import AUTOATTACK_NORMS, AutoAttack, benchmark
 from bastion.data import datasets, imagefolder
 from bastion.data.cifar import CIFAR10
 from bastion.errors import BastionError
@@ -158,7 +158,8 @@ def test_the_settings_of_a_version_are_the_official_ones(norm: str, version: str
                 assert getattr(getattr(ours, part), name) == getattr(getattr(theirs, part), name), (part, name)
     # `phases` is of l1 alone, where bastion has it on by default.
     own = [
-        (name, _without_phases(each, norm)) for name, each in OurAutoAttack(version=version).named_members(NORMS[norm])
+        (name, _without_phases(each, norm))
+        for name, each in OurAutoAttack(version=version).named_members(AUTOATTACK_NORMS[norm])
     ]
     assert [(name, ours._member(name)) for name in ours.attacks_to_run] == own
 

@@ -25,7 +25,7 @@ from bastion.acceleration import BATCH_SIZES, Accelerated, accelerate
 from bastion.attacks import Attack, Threat, attacks
 from bastion.attacks.judge import Verdict, is_adversarial, judge
 from bastion.data.user_data import ClassMap, as_data, images, labels
-from bastion.errors import ELSEWHERE, BastionError, explain_unknown, shown
+from bastion.errors import OTHER_NAMES, BastionError, explain_unknown, shown
 from bastion.forward import device_of, in_mode, predict
 from bastion.measuring.facts import Facts
 from bastion.measuring.guards import first_symptoms, warn_if_normalised_input_is_expected, warn_of
@@ -84,8 +84,8 @@ def attack(
     """
     check_integers({"batch_size": batch_size}, least=1)
     for name in settings:
-        if ELSEWHERE.get(name) in ("x", "y", "eps"):
-            raise BastionError(f"attack: unknown argument '{name}'; did you mean '{ELSEWHERE[name]}'?")
+        if OTHER_NAMES.get(name) in ("x", "y", "eps"):
+            raise BastionError(f"attack: unknown argument '{name}'; did you mean '{OTHER_NAMES[name]}'?")
     x, y = (x, y) if y is not None else _pair(x)
     given_on = x.device if isinstance(x, Tensor) else torch.device("cpu")
     network = as_module(model, given_on)

@@ -26,7 +26,7 @@ TWO_PHASE = "two-phase estimate"
 MOST = 50_000_000  # examples, three times ImageNet-21k
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-NORMS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
+NORM_SIGNS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 
 
 class _Part(BaseModel):
@@ -47,7 +47,7 @@ class MeasuredThreat(_Part):
     eps: NotNegative
 
     def __str__(self) -> str:
-        return f"{NORMS.get(self.norm, self.norm)} ≤ {written(self.eps)}"
+        return f"{NORM_SIGNS.get(self.norm, self.norm)} ≤ {written(self.eps)}"
 
 
 class MeasuredCase(_Part):

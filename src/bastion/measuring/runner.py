@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from bastion import storage
 from bastion.data.user_data import ClassMap
-from bastion.errors import BastionError
+from bastion.errors import BastionError, shortened
 from bastion.measuring.executors import Processes, Work, in_processes, in_this_process
 from bastion.measuring.facts import Facts, write_measurement
 from bastion.measuring.guards import CHECKED, warn_if_normalised_input_is_expected
@@ -35,7 +35,7 @@ from bastion.measuring.plan import (
     suite_name,
 )
 from bastion.measuring.record import record
-from bastion.measuring.stopping import Limits, shortened, surviving
+from bastion.measuring.stopping import Limits, surviving
 from bastion.measuring.store import Column
 from bastion.measuring.worker import Task, Worker
 from bastion.progress import bar, console

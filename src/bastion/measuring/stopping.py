@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bastion.errors import shortened
 from bastion.measuring.intervals import Estimate, wilson
 from bastion.measuring.sampling import confidence_sequence
 from bastion.measuring.store import Column
@@ -112,7 +113,3 @@ class Limits:
             if widths and max(widths) <= self.until:
                 return True
         return False
-
-
-def shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

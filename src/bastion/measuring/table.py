@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import NORMS, PHASES, MeasuredThreat, adaptation, mixture, unreadable
+from bastion.measuring.measurement import NORM_SIGNS, PHASES, MeasuredThreat, adaptation, mixture, unreadable
 from bastion.measuring.sampling import TwoPhase, sample_size
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _distances(facts: Facts) -> Iterator[tuple[str, str, str]]:
             rest = int(np.isinf(distance).sum())
             text = f"median distance {np.median(distance):.4g}, {rest} not fooled  n = {len(distance)}"
             norm = str(case.spec.get("norm", ""))
-            yield case.label, NORMS.get(norm, norm), text
+            yield case.label, NORM_SIGNS.get(norm, norm), text
             for radius, accuracy in facts.curve(case.label, case.radii).items():
                 yield "  at", str(MeasuredThreat(norm=norm, eps=radius)), _percentages(accuracy)
 

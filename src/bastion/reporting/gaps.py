@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from bastion.errors import shortened
 from bastion.measuring.intervals import Estimate, difference
-from bastion.measuring.stopping import shortened
 from bastion.reporting import svg
 from bastion.reporting.boards import ACCURACIES, Board, LeaderboardColumn
 from bastion.reporting.figures import Figure, Table

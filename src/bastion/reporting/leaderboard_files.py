@@ -16,7 +16,7 @@ from bastion.reporting.boards import Board, Entry, LeaderboardColumn, cell
 from bastion.reporting.published_rows import (
     CORRUPTIONS,
     DATA,
-    NORMS,
+    ROBUSTBENCH_NORMS,
     has_all_classes,
     robustbench_name,
     same_radius,
@@ -95,7 +95,7 @@ def _robustbench_columns(board: Board, entry: Entry) -> dict[str, LeaderboardCol
         return not same_radius(column.eps, _listed_radius(board, column)), column.eps or 0, -entry.numbers[column.key].n
 
     found = {}
-    for threat, norm in NORMS.items():
+    for threat, norm in ROBUSTBENCH_NORMS.items():
         if attacked := [column for column in columns if column.is_autoattack and column.norms == (norm,)]:
             found[threat] = min(attacked, key=order)
     if corrupted := [column for column in columns if column.is_published_corruptions]:

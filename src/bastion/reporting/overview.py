@@ -12,7 +12,7 @@ import numpy as np
 from bastion import storage
 from bastion.measuring.facts import SHARE, Facts
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import MeasuredThreat
+from bastion.measuring.measurement import NORM_SIGNS, MeasuredThreat
 from bastion.measuring.store import Column
 from bastion.reporting.axes import varying
 from bastion.reporting.tables import ReportedRun, SharedTable, TableRow, corruption_mean, corruptions
@@ -21,7 +21,6 @@ from bastion.suite import CORRECT
 CLEAN = "clean"
 ALL_THREATS = "every threat above"
 CORRUPTED = "corruptions"
-NORMS = ("linf", "l2", "l1")
 
 
 class Model(NamedTuple):
@@ -106,7 +105,9 @@ def _overview(tables: Sequence[SharedTable]) -> Overview:
     clean = [each for each in probes if each.threat is None and len(each.labels) == 1]
     attacks = [each for each in probes if each.threat]
     corrupted = [each for each in probes if len(each.labels) > 1]
-    threats = sorted({each.threat for each in attacks if each.threat}, key=lambda t: (NORMS.index(t.norm), t.eps))
+    threats = sorted(
+        {each.threat for each in attacks if each.threat}, key=lambda t: ([*NORM_SIGNS].index(t.norm), t.eps)
+    )
     rows = [_row(CLEAN, [clean])]
     rows += [_threat_row(threat, attacks) for threat in threats]
     if len({threat.norm for threat in threats}) > 1:

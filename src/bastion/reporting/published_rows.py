@@ -15,7 +15,7 @@ from bastion.measuring.intervals import Estimate, wilson
 from bastion.recipe_yaml import read_value
 from bastion.reporting.boards import Board, Entry, LeaderboardColumn, ranked
 
-NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
+ROBUSTBENCH_NORMS = {"Linf": "linf", "L2": "l2"}  # RobustBench's names of folders
 CORRUPTIONS = "corruptions"
 
 
@@ -41,7 +41,7 @@ def with_published(boards: Sequence[Board], folder: Path) -> tuple[list[Board], 
     A model is added, and marked, to the boards of its data set that have AutoAttack with its norm and radius, or the
     mean over the published corruptions.
     """
-    files = sorted(path for threat in (*NORMS, CORRUPTIONS) for path in folder.glob(f"**/{threat}/*.json"))
+    files = sorted(path for threat in (*ROBUSTBENCH_NORMS, CORRUPTIONS) for path in folder.glob(f"**/{threat}/*.json"))
     if not files:
         raise BastionError(f"published: no file {folder}/DATA/Linf/MODEL.json, as RobustBench's folder model_info has")
     infos, problems = [], []
@@ -65,7 +65,7 @@ class _Info:
 
     def __init__(self, path: Path) -> None:
         content: dict[str, Any] = json.loads(storage.read_text(path))
-        self.path, self.norm = path, NORMS.get(path.parent.name)  # None: corruptions
+        self.path, self.norm = path, ROBUSTBENCH_NORMS.get(path.parent.name)  # None: corruptions
         self.dataset = str(content.get("dataset") or path.parent.parent.name)
         self.eps = None if self.norm is None else float(read_value(str(content.get("eps")), "eps"))
         self.n = content.get("n")  # in bastion's own files

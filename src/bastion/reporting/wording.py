@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from bastion.measuring.intervals import Estimate
-from bastion.measuring.measurement import NORMS
+from bastion.measuring.measurement import NORM_SIGNS
 from bastion.suite import written
 
 
@@ -71,7 +71,7 @@ def radius(value: float, norm: str) -> str:
 
 
 def norm_sign(norm: str) -> str:
-    return NORMS.get(norm, norm)
+    return NORM_SIGNS.get(norm, norm)
 
 
 def listed(names: Sequence[str]) -> str:
