@@ -117,7 +117,7 @@ class Torture:
             struck,
             lost,
             "" if lost else ", ".join(sorted(differing)),
-            next((text for each in ended if (text := _unclear(each, sent_by(fault, command, each is first)))), ""),
+            next((text for each in ended if (text := _unclear(each, sent_by(fault, each, each is first)))), ""),
         )
 
 
@@ -158,10 +158,10 @@ def _why_repeated(second: Ended, folder: Path, step: int | None, stored: set[str
     return "" if f"resumed at step {step}" in said else f"run again, it does not go on from step {step}"
 
 
-def sent_by(fault: Fault, command: Command, struck: bool) -> set[int]:
-    """Signals that may end a process of the command: that of the fault; and what torchrun then sends to the others."""
-    others = {signal.SIGTERM, signal.SIGKILL} if command.ranks > 1 else set()
-    return {SIGNALS.get(fault.kind.removesuffix("-half"), 0), *others} if struck else set()
+def sent_by(fault: Fault, ended: Ended, struck: bool) -> set[int]:
+    """Signals that may end a process: what torchrun sends to the others when one has failed, and that of the fault."""
+    others = {signal.SIGTERM, signal.SIGKILL} if len(ended.codes) > 1 else set()
+    return others | ({SIGNALS.get(fault.kind.removesuffix("-half"), 0)} if struck else set())
 
 
 def _unclear(ended: Ended, sent: set[int]) -> str:
