@@ -128,7 +128,7 @@ def save(
         storage.write_bytes(path, encode(plain))
     # The card names the file of its weights, so writing the card replaces the old model by the new one atomically.
     storage.write_json(folder / CARD, card.model_dump(mode="json", exclude={"format"}))
-    for other in set(folder.glob("*.safetensors")) - files.keys():
+    for other in set(storage.files(folder, "*.safetensors")) - files.keys():
         storage.remove(other)
 
 

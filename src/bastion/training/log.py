@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,15 +31,21 @@ class Log:
     def __init__(
         self, run: Run, step: int, recipe: Mapping[str, Any], loggers: Sequence[Logger], *, silent: bool = False
     ) -> None:
-        self.run, self.silent, self.loggers = run, silent, [] if silent else loggers
+        self.run, self.step, self.recipe, self.silent = run, step, recipe, silent
+        self.wanted, self.loggers = [] if silent else loggers, list[Logger]()  # the second: those that are open
         self.images = 0  # since the last record
         self.since = time.monotonic()
-        for logger in self.loggers:
-            with self._errors_of(logger):
-                logger.open(run.folder, recipe, step)
 
     def __enter__(self) -> Log:
         self.hook, threading.excepthook = threading.excepthook, self._ignore_disk_errors
+        try:
+            for logger in self.wanted:
+                with self._errors_of(logger):
+                    logger.open(self.run.folder, self.recipe, self.step)
+                self.loggers.append(logger)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(
@@ -49,6 +56,9 @@ class Log:
                 with suppress(OSError) if error else self._errors_of(logger):  # the first error is the one to tell
                     logger.close()
         finally:
+            for thread in threading.enumerate() if error else ():
+                if type(thread).__module__.startswith("tensorboard."):  # failed, and about to tell the hook
+                    thread.join(timeout=1)
             threading.excepthook = self.hook
 
     def write_step(self, record: dict[str, Any], waited: float) -> str:

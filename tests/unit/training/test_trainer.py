@@ -377,7 +377,10 @@ def test_a_full_disk_stops_with_one_line_and_keeps_the_last_checkpoint(
     assert _steps(run) == _steps(_train(tmp_path / "whole"))
 
 
-def test_a_full_disk_met_by_tensorboard_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("records", [0, 3])  # while the file is opened, or later
+def test_a_full_disk_met_by_tensorboard_is_one_line_too(
+    records: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its writer is a thread, which says nothing of its own."""
     said: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", said.append)
@@ -385,7 +388,7 @@ def test_a_full_disk_met_by_tensorboard_is_one_line_too(tmp_path: Path, monkeypa
 
     def full(self: RecordWriter, record: bytes) -> None:
         written.append(record)
-        write(self, record) if len(written) < 4 else _no_space()
+        write(self, record) if len(written) <= records else _no_space()
 
     monkeypatch.setattr(RecordWriter, "write", full)
     with pytest.raises(BastionError, match="tensorboard: no space left on the disk") as caught:
